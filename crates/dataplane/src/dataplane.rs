@@ -12,7 +12,7 @@ mod config;
 mod conntrack_windows;
 pub mod counters;
 mod devices;
-mod direct;
+pub mod direct;
 pub mod gc;
 mod heartbeat;
 pub mod kernel;

@@ -6,6 +6,7 @@ mod changes;
 mod explained;
 mod forgotten;
 mod fragments;
+mod gone;
 mod l2;
 mod matrix;
 mod refusals;

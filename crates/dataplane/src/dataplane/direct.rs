@@ -45,8 +45,8 @@ impl Direct {
     ///
     /// # Errors
     /// A map is missing or of another type: object and agent are of different builds.
-    pub fn open(object: &mut Ebpf) -> Result<Self> {
-        let (v4, v6) = (OfFamily::open(object)?, OfFamily::open(object)?);
+    pub fn open(object: &mut Ebpf, now: Instant) -> Result<Self> {
+        let (v4, v6) = (OfFamily::open(object, now)?, OfFamily::open(object, now)?);
         Ok(Self { v4, v6, macs: Macs::open(object)?, namespaces: Namespaces::default() })
     }
 
@@ -71,6 +71,7 @@ impl Direct {
         planner: &Planner,
         addresses: &BTreeSet<IpAddr>,
         all: bool,
+        now: Instant,
     ) -> Result<usize> {
         for key in &changes.ports {
             let here = desired.ports.get(key).map(|port| &port.here);
@@ -87,16 +88,16 @@ impl Direct {
             let here = here.map(SocketAddr::ip).filter(|address| !addresses.contains(address));
             self.namespaces.learn(here, all, pod_namespaces::by_address);
         }
-        let v4 = self.v4.sync(desired, changes, planner, addresses, &self.namespaces, all)?;
-        Ok(v4 + self.v6.sync(desired, changes, planner, addresses, &self.namespaces, all)?)
+        let here = (addresses, &self.namespaces);
+        let v4 = self.v4.sync(desired, changes, planner, here, all, now)?;
+        Ok(v4 + self.v6.sync(desired, changes, planner, here, all, now)?)
     }
 
     /// Forgets nodes whose Leases have been gone for long enough: the next sync may be hours away.
     ///
     /// # Errors
     /// The kernel refuses a change; the next sync reads the map again.
-    pub fn forget_nodes(&mut self) -> Result<()> {
-        let now = Instant::now();
+    pub fn forget_nodes(&mut self, now: Instant) -> Result<()> {
         self.v4.nodes.forget(now)?;
         self.v6.nodes.forget(now)?;
         self.macs.forget_nodes(now)
@@ -173,7 +174,7 @@ struct Target {
 }
 
 impl<A: Key> OfFamily<A> {
-    fn open(object: &mut Ebpf) -> Result<Self> {
+    fn open(object: &mut Ebpf, now: Instant) -> Result<Self> {
         Ok(Self {
             room: size(object, A::ENDPOINTS)? as usize,
             nodes: Nodes::open(object)?,
@@ -182,7 +183,7 @@ impl<A: Key> OfFamily<A> {
             wanted: Index::new(),
             leaving: Leaving::default(),
             is_full: false,
-            kept_until: Instant::now().checked_add(KEPT),
+            kept_until: now.checked_add(KEPT),
         })
     }
 
@@ -191,22 +192,21 @@ impl<A: Key> OfFamily<A> {
         desired: &Desired,
         changes: &Changes,
         planner: &Planner,
-        addresses: &BTreeSet<IpAddr>,
-        namespaces: &Namespaces,
+        (addresses, namespaces): (&BTreeSet<IpAddr>, &Namespaces),
         all: bool,
+        now: Instant,
     ) -> Result<usize> {
-        if desired.direct_nodes.is_empty() && self.kept_until.is_some_and(|until| Instant::now() < until) {
+        if desired.direct_nodes.is_empty() && self.kept_until.is_some_and(|until| now < until) {
             return Ok(0);
         }
         // Also where all is compared anyway, as at a start.
         let all = self.kept_until.take().is_some() || all;
-        let mut written = self.nodes.sync(desired, all)?;
+        let mut written = self.nodes.sync(desired, all, now)?;
         let mut held = match self.held.take() {
             Some(held) if !all => held,
             _ => self.read().context("reading the maps of direct forwarding failed")?,
         };
         let mut doubtful = BTreeSet::new();
-        let now = Instant::now();
         doubtful.extend(self.leaving.expire(now));
         if all {
             self.wanted.clear();

@@ -122,7 +122,9 @@ impl ServiceMaps for Dataplane {
             }
         }
         // Last: a packet that is opened for a Service port needs its frontend.
-        match self.direct.sync(desired, changes, &self.planner, addresses, compares_all) {
+        let direct =
+            self.direct.sync(desired, changes, &self.planner, addresses, compares_all, Instant::now());
+        match direct {
             Ok(written) => elements += written,
             Err(error) => {
                 tracing::warn!("{error:#}");

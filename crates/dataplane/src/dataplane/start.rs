@@ -1,7 +1,10 @@
 //! Start of the packet path: it is loaded or taken over, and undone if a start fails; and its end,
 //! `cleanup`.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use aya::Ebpf;
@@ -107,7 +110,7 @@ impl Dataplane {
         sweeper.announce(&mut maps)?;
         milestones::enter(&mut maps)?;
         let silence = Silence::open(&mut object)?;
-        let forwarding = Direct::open(&mut object)?;
+        let forwarding = Direct::open(&mut object, Instant::now())?;
         let gc = Gc::new(sweeper, apply::removed(&maps)?, maps.usage.load(table_usage::full_at));
         node::name_namespace(&mut maps, config.source_check)?;
         let devices = Devices::new(config.mode, kernel, pins.map(Pins::links));

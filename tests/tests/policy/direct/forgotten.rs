@@ -5,11 +5,12 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use traffic_policy_testing::cluster::Cluster;
-use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::cluster::{Cluster, TARGET};
+use traffic_policy_testing::lab::{Family, Lab, Pod};
 use traffic_policy_testing::object::{Backend, lease};
 use traffic_policy_testing::pace::until;
 use traffic_policy_testing::packet::{Packet, flag};
+use traffic_policy_testing::pinned;
 
 use super::{PATIENCE, VIP_PORT, VIPS, service};
 use crate::spoofed::{Connection, Stranger};
@@ -36,11 +37,40 @@ impl Scene {
         cluster.launch(|agent| agent.attach(attach).flags(&flags)).unwrap();
         let mut scene = Self { cluster, connections: Vec::new() };
         scene.in_front(1);
+        scene.connect();
+        scene
+    }
+
+    /// Opens new connections.
+    fn connect(&mut self) {
+        self.connections.clear();
         for vip in VIPS {
             let to = SocketAddr::new(vip, VIP_PORT);
-            scene.connections.extend((0..CONNECTIONS).map(|_| Connection::open(&scene.cluster, to)));
+            self.connections.extend((0..CONNECTIONS).map(|_| Connection::open(&self.cluster, to)));
         }
-        scene
+    }
+
+    /// Makes these the Service's endpoints on all nodes.
+    fn set_endpoints(&self, numbers: &[usize]) {
+        let endpoints = some(&self.cluster, numbers);
+        self.cluster.manifests.endpoints(&service(), &endpoints).unwrap();
+        let pods: Vec<_> =
+            numbers.iter().map(|number| self.cluster.lab.pods().nth(*number).unwrap()).collect();
+        for agent in &self.cluster.agents {
+            until("the endpoints have changed", PATIENCE, || {
+                let ports = agent.json(&["services", "default/web"]).unwrap();
+                ports.as_array().unwrap().iter().all(|port| {
+                    let found = port["endpoints"].as_array().unwrap();
+                    let is_there = |pod: &&Pod| {
+                        Family::BOTH.iter().any(|family| {
+                            let address = SocketAddr::new(pod.address(*family), TARGET).to_string();
+                            found.iter().any(|endpoint| endpoint["address"] == *address)
+                        })
+                    };
+                    found.len() == pods.len() && pods.iter().all(is_there)
+                })
+            });
+        }
     }
 
     /// Makes the router send everything to this node.
@@ -145,4 +175,29 @@ fn by_all_nodes_before_the_endpoints_change() {
         });
     }
     scene.ask_all("the endpoints have changed");
+}
+
+/// A pod that is back with its address, as one of a StatefulSet, is in another namespace: its stack
+/// is asked, not that of its predecessor.
+#[test]
+fn by_the_node_of_a_pod_that_is_back() {
+    let mut scene = Scene::start("tc", "direct", &[0]);
+    scene.set_endpoints(&[2]);
+    // The first pod's addresses move to the namespace of the second one.
+    let lab = &scene.cluster.lab;
+    let [first, second] = [0, 1].map(|number| lab.pods().nth(number).unwrap());
+    first.netns().netlink(async |net| net.delete("eth0").await).unwrap();
+    for family in Family::BOTH {
+        let (address, prefix) = (first.address(family), family.prefix());
+        second.netns().netlink(async |net| net.address("eth0", address, prefix).await).unwrap();
+    }
+    lab.flush_neighbours().unwrap();
+    scene.set_endpoints(&[0]);
+    scene.connect();
+    let here = &scene.cluster.lab.pods().nth(1).unwrap().name;
+    assert!(scene.connections.iter().all(|connection| connection.pod == *here), "that of another pod");
+    for table in ["tp_flows4", "tp_flows6"] {
+        pinned::empty(&pinned::path(scene.cluster.agents[1].pin_dir(), table).unwrap()).unwrap();
+    }
+    scene.ask_all("the pod's node has forgotten the connections");
 }

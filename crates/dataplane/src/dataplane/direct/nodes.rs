@@ -45,7 +45,7 @@ impl<A: Key> Nodes<A> {
     }
 
     /// Makes the maps equal to the desired state; `all`: whatever is held was changed by others.
-    pub(super) fn sync(&mut self, desired: &Desired, all: bool) -> Result<usize> {
+    pub(super) fn sync(&mut self, desired: &Desired, all: bool, now: Instant) -> Result<usize> {
         let mut held = match self.held.take() {
             Some(held) if !all => held,
             _ => self.read().context("reading the maps of direct forwarding failed")?,
@@ -54,7 +54,7 @@ impl<A: Key> Nodes<A> {
             desired.direct_nodes.iter().copied().filter(|address| A::of(*address).is_some()).collect();
         // Number 0 is none.
         let room = DIRECT_NODES as usize - 1;
-        let over = self.gone.over(held.nodes.keys().copied(), &wanted, room, Instant::now());
+        let over = self.gone.over(held.nodes.keys().copied(), &wanted, room, now);
         let mut written = self.remove(over, &mut held)?;
         for address in wanted {
             let Some(key) = A::of(address).filter(|_| !held.nodes.contains_key(&address)) else { continue };

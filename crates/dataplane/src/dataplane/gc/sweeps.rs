@@ -64,7 +64,7 @@ impl FlowSweeps for Dataplane {
     fn sweep(&mut self) -> Result<()> {
         self.gc.request();
         heartbeat::beat(&mut self.maps, &self.object)?;
-        self.direct.forget_nodes()
+        self.direct.forget_nodes(Instant::now())
     }
 
     fn found_no_room(&mut self) -> bool {
