@@ -3,7 +3,7 @@
 
 mod dispatch;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -242,4 +242,48 @@ fn a_node_says_why_it_opens_nothing() {
     let said = String::from_utf8_lossy(&cleaned.stderr).into_owned();
     assert!(!cleaned.status.success() && said.contains("nothing is detached"), "{said}");
     scene.expect_client_at(&["node-2", "node-3"], "node 2 still opens packets");
+}
+
+/// A node that has nearly as many addresses as there is room for beside the others: it is left out,
+/// and no write fails. All agents say that they open nothing, since it may send to them.
+#[test]
+fn nodes_without_room_fail_no_write() {
+    let scene = Scene::start();
+    scene.expect_nodes(0, &["node-2", "node-3"]);
+    let addresses: Vec<_> =
+        (0..16_382).map(|number| Ipv4Addr::from(0x0ac8_0000 + number).to_string()).collect();
+    let server = scene.control_plane.server();
+    let crowd = serde_json::json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {
+            "namespace": NAMESPACE,
+            "name": "traffic-policy-opens-crowd",
+            "labels": {"traffic-policy.io/opens": "ipip"},
+            "annotations": {"traffic-policy.io/opens-from": addresses.join(",")},
+        },
+        "spec": {"holderIdentity": "crowd"},
+    });
+    server.put(crowd).unwrap();
+    for (number, agent) in (1..).zip(&scene.cluster.agents) {
+        agent.wait_said(&["WARN", "no room for the addresses of crowd"], PATIENCE).unwrap();
+        until(&format!("node-{number} opens nothing"), PATIENCE, || {
+            let lease = scene.lease(&format!("traffic-policy-opens-node-{number}")).unwrap();
+            lease["metadata"]["labels"]["traffic-policy.io/opens"] == "none"
+        });
+        let metrics = agent.scrape().unwrap();
+        let of = |name: &str, labels: &[(&str, &str)]| metrics.value(name, labels).unwrap();
+        let map = [("map", "direct-nodes"), ("ip_family", "IPv4")];
+        assert!((of("traffic_policy_map_entries", &map) - 2.0).abs() < 0.1, "those that are known stay");
+        assert!((of("traffic_policy_map_max_entries", &map) - 16_383.0).abs() < 0.1);
+        assert!(of("traffic_policy_out_of_sync_seconds", &[]).abs() < 0.1);
+    }
+    let report = scene.report(0);
+    let why = report["why_not"].as_str().unwrap();
+    assert!(why.contains("no room for the addresses of all nodes"), "{report}");
+    let by_snat = report["by_snat"].as_array().unwrap();
+    assert!(by_snat.iter().any(|node| node == "crowd"), "{report}");
+    server.delete(Kind::Lease, NAMESPACE, "traffic-policy-opens-crowd");
+    scene.expect_nodes(0, &["node-2", "node-3"]);
+    scene.expect_client_at(&["node-2", "node-3"], "there is room again");
 }

@@ -32,6 +32,8 @@ pub(super) struct Part {
     news: News,
     /// The facts from which the last report was made.
     reported: Option<Basis>,
+    /// Whether the maps had no room for the addresses of all nodes, which has been logged.
+    is_full: bool,
 }
 
 /// The news that this node tells and is told.
@@ -98,6 +100,7 @@ impl Part {
             health,
             news: News::new(settings),
             reported: None,
+            is_full: false,
         }
     }
 
@@ -122,6 +125,22 @@ impl Part {
         services.hold_direct(!sends);
     }
 
+    /// Notes for the addresses of which nodes the maps have no room, and logs it once.
+    fn note_room(&mut self, without: &BTreeSet<String>) {
+        let first = without.first().filter(|_| !self.is_full);
+        self.is_full = !without.is_empty();
+        if let Some(first) = first {
+            let who = match without.len() {
+                1 => first.clone(),
+                count => format!("{count} nodes ({first}, …)"),
+            };
+            tracing::warn!(
+                "the maps have no room for the addresses of {who} in direct forwarding: packets to there go by SNAT, and so do \
+                 all new flows to this node, which opens none from there; the addresses that are known stay"
+            );
+        }
+    }
+
     /// Tells the other nodes what part this one takes, once the maps have been written.
     pub(super) fn take(
         &mut self,
@@ -133,6 +152,7 @@ impl Part {
         if !services.synced_once() {
             return;
         }
+        self.note_room(services.index().direct_without_room());
         let own = self.own(path, network, services);
         if self.news.may_send(&own, false, Instant::now()) {
             services.hold_direct(false);
@@ -215,6 +235,9 @@ impl Part {
             Some("its maps have no room for all Services and endpoints".to_owned())
         } else if let Some(lack) = path.opens_not_all() {
             Some(lack)
+        } else if !services.index().direct_without_room().is_empty() {
+            // They cannot know that their packets are not opened here.
+            Some("its maps have no room for the addresses of all nodes that take part".to_owned())
         } else {
             self.health.leaving().map(|leaving| format!("it is about to go: {}", leaving.reason))
         };

@@ -7,12 +7,22 @@ pub struct Limits {
     pub source_ranges: [u32; 2],
     /// The number of endpoints in each family.
     pub endpoints: u32,
+    /// The addresses of each family, and the MAC addresses, from which other nodes may forward
+    /// packets directly.
+    pub direct_nodes: u32,
+    pub direct_macs: u32,
 }
 
 impl Default for Limits {
     /// Returns the sizes with which the maps are declared.
     fn default() -> Self {
-        Self { frontends: [65_536; 2], source_ranges: [65_536; 2], endpoints: 262_144 }
+        Self {
+            frontends: [65_536; 2],
+            source_ranges: [65_536; 2],
+            endpoints: 262_144,
+            direct_nodes: 16_383,
+            direct_macs: 16_384,
+        }
     }
 }
 
@@ -50,7 +60,7 @@ impl Demand {
 
     /// Returns the capacity of the maps, multiplied by `times`.
     pub(super) fn room(limits: &Limits, times: u64) -> Self {
-        let Limits { frontends, source_ranges, endpoints } = *limits;
+        let Limits { frontends, source_ranges, endpoints, .. } = *limits;
         let [f4, f6] = frontends;
         let [r4, r6] = source_ranges;
         Self([f4, f6, r4, r6, endpoints, endpoints].map(|entries| u64::from(entries) * times))

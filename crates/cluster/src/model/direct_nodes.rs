@@ -67,6 +67,8 @@ pub(super) struct DirectNodes {
     /// The MAC addresses of such nodes, and whether each takes packets that are sent to it as they
     /// are.
     pub(super) macs: BTreeMap<[u8; 6], bool>,
+    /// The names of those for whose addresses the maps have no room: nothing else here is theirs.
+    pub(super) without_room: BTreeSet<String>,
 }
 
 impl DirectNodes {

@@ -103,6 +103,19 @@ impl Direct {
         self.macs.forget_nodes(now)
     }
 
+    /// Returns the number of other nodes' addresses in the maps: IPv4, IPv6.
+    #[must_use]
+    pub fn nodes(&self) -> [usize; 2] {
+        [self.v4.nodes.len(), self.v6.nodes.len()]
+    }
+
+    /// Returns the number of other nodes' addresses for which there is room, of each family, and
+    /// that of MAC addresses.
+    #[must_use]
+    pub fn room(&self) -> [u32; 2] {
+        [nodes::ROOM, self.macs.room()]
+    }
+
     /// Whether some elements found no room.
     pub fn is_full(&self) -> bool {
         self.v4.is_full || self.v6.is_full

@@ -157,7 +157,8 @@ impl ServiceMaps for Dataplane {
 
     fn limits(&self) -> Limits {
         let Capacity { frontends, source_ranges, slots, .. } = self.maps.room.plan_capacity();
-        Limits { frontends, source_ranges, endpoints: slots }
+        let [direct_nodes, direct_macs] = self.direct.room();
+        Limits { frontends, source_ranges, endpoints: slots, direct_nodes, direct_macs }
     }
 
     fn opens_not_all(&self) -> Option<String> {

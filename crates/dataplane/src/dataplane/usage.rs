@@ -53,7 +53,7 @@ impl Figures for Dataplane {
     fn usage(&self) -> DataplaneUsage {
         let Self { maps, planner, gc, .. } = self;
         let usage = planner.usage();
-        let room = &maps.room;
+        let (room, direct) = (&maps.room, self.direct.nodes());
         let mut entries = Vec::new();
         for (family, found) in gc.found().iter().enumerate() {
             let ipv6 = family == 1;
@@ -64,6 +64,7 @@ impl Figures for Dataplane {
                     ("frontends", usage.frontends[family], room.frontends[family]),
                     ("slots", usage.slots[family], room.slots[family]),
                     ("source-ranges", usage.source_ranges[family], room.source_ranges[family]),
+                    ("direct-nodes", direct[family] as u64, self.direct.room()[0]),
                 ]
                 .map(|(map, used, size)| MapUsage { map, ipv6: Some(ipv6), used, size }),
             );

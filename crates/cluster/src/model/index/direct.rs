@@ -1,5 +1,7 @@
 //! Nodes of an [`Index`] that take part in direct forwarding.
 
+mod room;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
@@ -7,7 +9,7 @@ use std::{
 
 use super::{Changes, Index, Indexed};
 use crate::model::{
-    Dispatch, DispatchChoice, Forwarding, FrontendKind, NodeInput, Protocol, ServiceName, Way, Ways,
+    Dispatch, DispatchChoice, Forwarding, FrontendKind, Limits, NodeInput, Protocol, ServiceName, Way, Ways,
     direct_nodes::{DirectNodes, DirectTarget, DirectTargets, Opener},
     object::DirectNode,
 };
@@ -23,6 +25,7 @@ pub(super) struct Inputs {
     dispatch: DispatchChoice,
     choice: String,
     hold_direct: bool,
+    limits: Limits,
 }
 
 impl Inputs {
@@ -34,6 +37,7 @@ impl Inputs {
             dispatch: input.dispatch,
             choice: input.choice.clone(),
             hold_direct: input.hold_direct,
+            limits: input.limits,
         }
     }
 }
@@ -109,6 +113,13 @@ impl Index {
         DirectTargets { of, is_used }
     }
 
+    /// The other nodes with a Lease for whose addresses the maps have no room: their packets are
+    /// not opened here, and they get those of this node by SNAT.
+    #[must_use]
+    pub fn direct_without_room(&self) -> &BTreeSet<String> {
+        &self.context.direct.without_room
+    }
+
     /// All nodes with a Lease of direct forwarding, this one among them.
     pub fn direct_leases(&self) -> impl Iterator<Item = &DirectNode> {
         self.direct.values()
@@ -128,7 +139,9 @@ impl Index {
         {
             self.direct_judgements += 1;
         }
-        let others = || self.direct.values().filter(|other| other.node != input.node_name);
+        let all = || self.direct.values().filter(|other| other.node != input.node_name);
+        let without_room = room::without_room(all, &self.context.direct, &input.limits);
+        let others = || all().filter(|other| !without_room.contains(&other.node));
         let opening = || others().filter(|other| other.opens);
         let names = [false, true].map(|ipv6| {
             let of_this = opening().filter(|other| other.opens_family(ipv6));
@@ -166,6 +179,7 @@ impl Index {
             names,
             macs,
             addresses: others().flat_map(|other| other.addresses.iter().copied()).collect(),
+            without_room: without_room.clone(),
         };
         if *self.context.direct == direct {
             return;

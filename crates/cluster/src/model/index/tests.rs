@@ -252,7 +252,7 @@ proptest! {
                     let mut next = input(addresses % 3);
                     if addresses >= 3 {
                         // The maps have room for a few of them only.
-                        next.limits = Limits { frontends: [6; 2], source_ranges: [6; 2], endpoints: 2 };
+                        next.limits = Limits { frontends: [6; 2], source_ranges: [6; 2], endpoints: 2, ..Limits::default() };
                     }
                     let before = std::mem::replace(&mut now, next);
                     before != now

@@ -386,8 +386,15 @@ mod tests {
     #[test]
     fn the_models_limits_are_the_declared_sizes() {
         let MapSizes { frontends, source_ranges, slots, .. } = MapSizes::DEFAULT;
-        let declared =
-            Limits { frontends: [frontends; 2], source_ranges: [source_ranges; 2], endpoints: slots };
+        let object = aya_obj::Object::parse(object_bytes()).unwrap();
+        let declared = Limits {
+            frontends: [frontends; 2],
+            source_ranges: [source_ranges; 2],
+            endpoints: slots,
+            // Number 0 is none.
+            direct_nodes: object.maps["tp_direct_node4"].max_entries() - 1,
+            direct_macs: object.maps["tp_direct_macs"].max_entries(),
+        };
         assert_eq!(Limits::default(), declared);
     }
 

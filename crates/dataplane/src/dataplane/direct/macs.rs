@@ -36,6 +36,11 @@ impl Macs {
         Ok(Self { map: take(object, NAME)?, held: None, gone: Gone::default(), room })
     }
 
+    /// The number of addresses for which there is room.
+    pub(super) fn room(&self) -> u32 {
+        u32::try_from(self.room).unwrap_or(u32::MAX)
+    }
+
     /// Makes the map equal to what is wanted: by each address, whether its node takes packets that
     /// are sent to it as they are. Returns the number of elements written.
     pub(super) fn sync(&mut self, wanted: &BTreeMap<[u8; 6], bool>, all: bool) -> Result<usize> {

@@ -16,6 +16,9 @@ use traffic_policy_ebpf::abi::{DIRECT_NODES, DirectNode, SlotRoute};
 
 use super::{super::maps::take, Key, gone::Gone};
 
+/// The number of addresses of a family for which there is room: number 0 is none.
+pub(super) const ROOM: u32 = DIRECT_NODES - 1;
+
 /// The maps of a family, and what they hold.
 pub(super) struct Nodes<A: Key> {
     by_address: HashMap<MapData, A, u32>,
@@ -44,6 +47,11 @@ impl<A: Key> Nodes<A> {
         })
     }
 
+    /// Returns the number of addresses in the maps.
+    pub(super) fn len(&self) -> usize {
+        self.held.as_ref().map_or(0, |held| held.nodes.len())
+    }
+
     /// Makes the maps equal to the desired state; `all`: whatever is held was changed by others.
     pub(super) fn sync(&mut self, desired: &Desired, all: bool, now: Instant) -> Result<usize> {
         let mut held = match self.held.take() {
@@ -52,9 +60,7 @@ impl<A: Key> Nodes<A> {
         };
         let wanted: BTreeSet<IpAddr> =
             desired.direct_nodes.iter().copied().filter(|address| A::of(*address).is_some()).collect();
-        // Number 0 is none.
-        let room = DIRECT_NODES as usize - 1;
-        let over = self.gone.over(held.nodes.keys().copied(), &wanted, room, now);
+        let over = self.gone.over(held.nodes.keys().copied(), &wanted, ROOM as usize, now);
         let mut written = self.remove(over, &mut held)?;
         for address in wanted {
             let Some(key) = A::of(address).filter(|_| !held.nodes.contains_key(&address)) else { continue };

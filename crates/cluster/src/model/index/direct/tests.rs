@@ -101,6 +101,50 @@ fn one_that_opens_nothing_may_still_send() {
     assert!(names(&index).is_empty() && index.desired().direct_nodes.len() == 1);
 }
 
+/// More addresses than the maps take: the nodes that are known stay, and others are left out whole,
+/// until there is room.
+#[test]
+fn nodes_without_room_are_left_out() {
+    let limits = Limits { direct_nodes: 3, direct_macs: 4, ..Limits::default() };
+    let input = NodeInput { node_name: "here".to_owned(), limits, ..NodeInput::default() };
+    let mut index = Index::default();
+    let told = |index: &mut Index| {
+        index.update(&input);
+        let desired = index.desired();
+        let used = index.direct_nodes(Forwarding::Direct).into_keys().collect::<Vec<_>>().join(" ");
+        let without = index.direct_without_room().iter().cloned().collect::<Vec<_>>().join(" ");
+        (used, without, desired.direct_nodes.len(), desired.direct_macs.len())
+    };
+    let of =
+        |used: &str, without: &str, addresses, macs| (used.to_owned(), without.to_owned(), addresses, macs);
+    let mac = |last| [2, 0, 0, 0, 0, last];
+    for (name, last) in [("here", 1), ("m", 2), ("n", 3)] {
+        index.apply(DirectNode { macs: vec![mac(last)], ..node(name, &format!("192.0.2.{last}")) });
+    }
+    assert_eq!(told(&mut index), of("m n", "", 2, 2));
+    // A name that comes first, with more addresses than there is room for; and one that still fits.
+    let two = ["192.0.2.4", "192.0.2.5"].map(|address| address.parse().unwrap());
+    index.apply(DirectNode { addresses: two.into(), macs: vec![mac(4)], ..node("a", "192.0.2.4") });
+    assert_eq!(told(&mut index), of("m n", "a", 2, 2));
+    index.apply(node("z", "192.0.2.6"));
+    assert_eq!(told(&mut index), of("m n z", "a", 3, 2));
+    // IPv6 has room of its own.
+    index.apply(node("six", "2001:db8::6"));
+    assert_eq!(told(&mut index), of("m n six z", "a", 4, 2));
+    // An address that another Lease names, too, takes no room.
+    index.apply(node("twin", "192.0.2.6"));
+    assert_eq!(told(&mut index), of("m n six twin z", "a", 4, 2));
+    assert!(index.delete::<DirectNode>(&node("m", "::").name));
+    assert_eq!(told(&mut index), of("n six twin z", "a", 3, 1));
+    assert!(index.delete::<DirectNode>(&node("n", "::").name));
+    assert_eq!(told(&mut index), of("a six twin z", "", 4, 1));
+    // MAC addresses: four are there with these, and there is no room for one more.
+    index.apply(DirectNode { macs: (5..9).map(mac).collect(), ..node("b", "2001:db8::7") });
+    assert_eq!(told(&mut index), of("a six twin z", "b", 4, 1));
+    index.apply(DirectNode { macs: (5..8).map(mac).collect(), ..node("b", "2001:db8::7") });
+    assert_eq!(told(&mut index), of("a b six twin z", "", 5, 4));
+}
+
 /// The endpoint is named to a node whose table may be another one.
 #[test]
 fn only_a_node_with_the_same_table_finds_the_endpoint() {

@@ -163,7 +163,7 @@ fn a_service_that_serves_more_than_is_remembered_is_refused_alone() {
 /// slices, one that does not serve.
 #[test]
 fn what_is_named_and_not_written_needs_no_room() {
-    let limits = Limits { frontends: [10; 2], source_ranges: [10; 2], endpoints: 4 };
+    let limits = Limits { frontends: [10; 2], source_ranges: [10; 2], endpoints: 4, ..Limits::default() };
     let input = NodeInput { limits, ..input(0) };
     let mut index = Index::default();
     let mut twice = greedy(1, 1, 8);
