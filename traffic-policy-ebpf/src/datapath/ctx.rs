@@ -79,9 +79,9 @@ pub trait Packet: Copy {
     /// Cuts or extends the frame to `length` bytes. Pointers into the packet become invalid. False:
     /// the frame is unchanged. XDP refuses frames of several buffers.
     fn resize(self, length: u32) -> bool;
-    /// Makes the frame `length` bytes long, as [`Self::resize`] does, also one that TC's kernel
-    /// still marks as encapsulated. What is behind its Ethernet header is undefined then.
-    fn renew(self, length: u32) -> bool;
+    /// Makes the frame `length` bytes long, as [`Self::resize`] does; what is behind its Ethernet
+    /// header is undefined then. `opened`: the kernel may still mark it as encapsulated, in TC.
+    fn renew(self, length: u32, opened: bool) -> bool;
     /// Makes room for `bytes` of an outer header, of IPv6 or IPv4, and that of UDP behind it if
     /// `udp` is 1, in front of the IP header. Pointers into the packet become invalid. False: the
     /// frame is unchanged.

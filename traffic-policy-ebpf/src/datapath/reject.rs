@@ -57,11 +57,11 @@ pub trait Answer: Outer {
 
     /// Turns the packet into an ICMP error with `rest` as the last word of its header; false if
     /// that is impossible. It quotes `inside` bytes, a multiple of 8, more than the headers and the
-    /// first eight bytes behind them.
-    fn error<P: Packet>(packet: P, kind: u16, rest: u32, inside: u32) -> bool;
+    /// first eight bytes behind them. `opened`: the packet was opened, or is an outer one.
+    fn error<P: Packet>(packet: P, kind: u16, rest: u32, inside: u32, opened: bool) -> bool;
     /// Turns a segment with ACK into the RST that RFC 9293 section 3.10.7.1 requires for it; false
     /// if that is impossible.
-    fn reset<P: Packet>(packet: P) -> bool;
+    fn reset<P: Packet>(packet: P, opened: bool) -> bool;
 }
 
 /// Hands a refused packet to the program that counts it and answers the sender.
@@ -199,7 +199,9 @@ fn answer<P: Packet, F: Answer>(packet: P, number: u32, leaving: u32) -> Decisio
         (Outcome::RejectedNoEndpoint, F::PORT_UNREACHABLE, 0)
     };
     let inside = (get!(scratch.outcome) >> WITHIN.trailing_zeros() & 1) * (F::OUTER + outer::UDP);
-    let built = if kind == 0 { F::reset(packet) } else { F::error(packet, kind, rest, inside) };
+    let opened = inside != 0 || get!(scratch.opened.routed) != 0;
+    let built =
+        if kind == 0 { F::reset(packet, opened) } else { F::error(packet, kind, rest, inside, opened) };
     if !built {
         // XDP cannot build a longer answer from a frame that fills its buffer, and no answer to one
         // in several buffers. The frame is still unchanged, and TC answers it.

@@ -213,12 +213,12 @@ impl<const L2: usize, const SCTP: bool, const POD: bool> Packet for SkBuff<L2, S
     /// removes at the head it leaves to the program. Aggregates would stay such.
     /// <https://github.com/torvalds/linux/blob/v6.12/net/core/filter.c> (`__bpf_skb_change_tail`)
     #[inline(always)]
-    fn renew(self, length: u32) -> bool {
+    fn renew(self, length: u32, opened: bool) -> bool {
         if self.resize(length) {
             return true;
         }
         let by = length.wrapping_sub(self.length()) as i32;
-        self.segment() == 0 && (by == 0 || self.adjust(by, FIXED_GSO))
+        opened && self.segment() == 0 && (by == 0 || self.adjust(by, FIXED_GSO))
     }
     #[inline(always)]
     fn make_room(self, bytes: u32, v6: bool, udp: u32) -> bool {

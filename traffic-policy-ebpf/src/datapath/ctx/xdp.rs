@@ -135,7 +135,7 @@ impl<const SCTP: bool> Packet for Xdp<SCTP> {
         unsafe { bpf_xdp_adjust_tail(self.md, by) == 0 }
     }
     #[inline(always)]
-    fn renew(self, length: u32) -> bool {
+    fn renew(self, length: u32, _: bool) -> bool {
         self.resize(length)
     }
     #[inline(always)]

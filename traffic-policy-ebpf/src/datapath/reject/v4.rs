@@ -26,7 +26,7 @@ impl Answer for V4 {
     const TOO_LONG: u16 = 0x0304;
 
     #[inline(always)]
-    fn error<P: Packet>(packet: P, kind: u16, rest: u32, inside: u32) -> bool {
+    fn error<P: Packet>(packet: P, kind: u16, rest: u32, inside: u32, opened: bool) -> bool {
         let data = packet.data();
         let ip = data + ETHERNET;
         if ip + IP4 > packet.end() {
@@ -49,7 +49,7 @@ impl Answer for V4 {
             sum += word_sum(*word);
         }
         let length = IP4 + ICMP + count * 4;
-        if !packet.renew((ETHERNET + length) as u32) {
+        if !packet.renew((ETHERNET + length) as u32, opened) {
             return false;
         }
         let data = packet.data();
@@ -77,7 +77,7 @@ impl Answer for V4 {
     }
 
     #[inline(always)]
-    fn reset<P: Packet>(packet: P) -> bool {
+    fn reset<P: Packet>(packet: P, opened: bool) -> bool {
         let data = packet.data();
         let ip = data + ETHERNET;
         if ip + IP4 > packet.end() {
@@ -90,7 +90,7 @@ impl Answer for V4 {
             return false;
         }
         let (ports, sequence) = (Ports::from_wire(load32::<0>(l4)).reversed(), load32::<8>(l4));
-        if !packet.renew((ETHERNET + IP4 + 20) as u32) {
+        if !packet.renew((ETHERNET + IP4 + 20) as u32, opened) {
             return false;
         }
         let data = packet.data();

@@ -35,7 +35,7 @@ impl Answer for V6 {
     const TOO_LONG: u16 = 0x0200;
 
     #[inline(always)]
-    fn error<P: Packet>(packet: P, kind: u16, rest: u32, inside: u32) -> bool {
+    fn error<P: Packet>(packet: P, kind: u16, rest: u32, inside: u32, opened: bool) -> bool {
         // The pull includes the bytes that are written once the packet has been moved back.
         packet.pull((ETHERNET + IP6 + ICMP + QUOTED6_WORDS * 8) as u32);
         let (data, end) = (packet.data(), packet.end());
@@ -63,7 +63,7 @@ impl Answer for V6 {
             let Some(piece) = PIECE.get_ptr_mut(0) else { return false };
             let quoted = (opaque((count * 8 - 1) as u64) as u32 & MOST_QUOTED) + 1;
             if !skb.copy_out(ETHERNET as u32, piece, quoted)
-                || !packet.renew((ETHERNET + IP6 + length) as u32)
+                || !packet.renew((ETHERNET + IP6 + length) as u32, opened)
                 || !skb.copy_in((ETHERNET + IP6 + ICMP) as u32, piece, quoted)
             {
                 return false;
@@ -87,7 +87,7 @@ impl Answer for V6 {
     }
 
     #[inline(always)]
-    fn reset<P: Packet>(packet: P) -> bool {
+    fn reset<P: Packet>(packet: P, opened: bool) -> bool {
         packet.pull((ETHERNET + ipv6_ext::MAX_LENGTH + 20) as u32);
         let (data, end) = (packet.data(), packet.end());
         let ip = data + ETHERNET;
@@ -102,7 +102,7 @@ impl Answer for V6 {
             return false;
         }
         let (ports, sequence) = (Ports::from_wire(load32::<0>(l4)).reversed(), load32::<8>(l4));
-        if !packet.renew((ETHERNET + IP6 + 20) as u32) {
+        if !packet.renew((ETHERNET + IP6 + 20) as u32, opened) {
             return false;
         }
         let data = packet.data();
