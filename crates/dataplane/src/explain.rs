@@ -239,6 +239,12 @@ impl Explainer {
             let frame = frame::build(flow, mac)?;
             return self.simulator.packet(hook, ifindex, &frame);
         }
+        if flow.later && from != From::External {
+            bail!(
+                "from {} a socket is asked, which sends later segments by itself: name --from external or pod-packet",
+                describe::origin(from)
+            );
+        }
         if from != From::External {
             return self.simulator.socket(SocketQuestion {
                 destination: wide(flow.destination.ip()),

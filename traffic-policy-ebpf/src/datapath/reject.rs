@@ -56,7 +56,7 @@ pub trait Answer: Outer {
     const TOO_LONG: u16;
 
     /// Turns the packet into an ICMP error with `rest` as the last word of its header; false if
-    /// that is impossible. It quotes `inside` bytes, a multiple of 8, more than the headers and the
+    /// that is impossible. It quotes `inside` bytes, whole words, more than the headers and the
     /// first eight bytes behind them. `opened`: the packet was opened, or is an outer one.
     fn error<P: Packet>(packet: P, kind: u16, rest: u32, inside: u32, opened: bool) -> bool;
     /// Turns a segment with ACK into the RST that RFC 9293 section 3.10.7.1 requires for it; false
@@ -113,6 +113,7 @@ pub fn to_reject_outer<P: Packet, F: Family>(
     set!(scratch.service = NO_SERVICE);
     set!(scratch.length = length);
     set!(scratch.key = get!(scratch.opening));
+    set!(scratch.opened.routed = 0);
     packet.jump::<F, { jump::REJECT }>();
 }
 
@@ -184,6 +185,8 @@ fn service<F: Answer>(scratch: *mut Scratch<F::Address>) -> u32 {
 fn answer<P: Packet, F: Answer>(packet: P, number: u32, leaving: u32) -> Decision {
     let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
     let mtu = get!(scratch.mtu);
+    // Before anything ends this: it concerns no other packet.
+    let routed = open::is_answered_by_route::<P, F>();
     if !take() {
         return Outcome::DroppedRateLimited.into();
     }
@@ -199,7 +202,7 @@ fn answer<P: Packet, F: Answer>(packet: P, number: u32, leaving: u32) -> Decisio
         (Outcome::RejectedNoEndpoint, F::PORT_UNREACHABLE, 0)
     };
     let inside = (get!(scratch.outcome) >> WITHIN.trailing_zeros() & 1) * (F::OUTER + outer::UDP);
-    let opened = inside != 0 || get!(scratch.opened.routed) != 0;
+    let opened = inside != 0 || routed;
     let built =
         if kind == 0 { F::reset(packet, opened) } else { F::error(packet, kind, rest, inside, opened) };
     if !built {
@@ -207,16 +210,17 @@ fn answer<P: Packet, F: Answer>(packet: P, number: u32, leaving: u32) -> Decisio
         // in several buffers. The frame is still unchanged, and TC answers it.
         return if P::TC { Outcome::DroppedInternalError } else { Outcome::PassedToTc }.into();
     }
-    Decision::sent(outcome, send_back::<P, F>(packet, leaving))
+    Decision::sent(outcome, send_back::<P, F>(packet, leaving, routed))
 }
 
 /// Sends the answer by the device that the packet came by, or hands it to the stack if the packet
-/// was outgoing, and returns the verdict.
+/// was outgoing, and returns the verdict. `routed`: by the route to the client, or through the node
+/// in front.
 #[inline(always)]
-fn send_back<P: Packet, F: Outer>(packet: P, leaving: u32) -> i32 {
+fn send_back<P: Packet, F: Outer>(packet: P, leaving: u32, routed: bool) -> i32 {
     let ifindex = packet.ingress();
     if let Some(skb) = packet.skb()
-        && open::is_answered_by_route::<P, F>()
+        && routed
     {
         return through_front::answer::<P, F>(packet).unwrap_or_else(|| skb.send_routed(ifindex));
     }

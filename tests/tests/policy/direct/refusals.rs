@@ -47,7 +47,7 @@ fn segments_of_no_connection_are_reset(attach: &str, forwarding: &str, dispatch:
     for (family, vip) in Family::BOTH.into_iter().zip(VIPS) {
         let from = SocketAddr::new(client.address(family), CLIENT_PORT);
         let ends = [from, SocketAddr::new(vip, VIP_PORT)].map(|end| (end.ip(), end.port()));
-        // Longer than the answer, as long, and an aggregate's worth of data.
+        // As long as the answer, a little longer, and much.
         for length in [0, 1, 1_000] {
             let segment = Packet::tcp(ends[0], ends[1], flag::ACK)
                 .numbers(1_000, ACKNOWLEDGED)

@@ -304,14 +304,17 @@ fn bulk_data_passes_xdp() {
 /// hears of it, by its node, and sends segments that fit.
 #[test]
 fn replies_too_long_for_the_way_to_the_client_become_shorter() {
-    for (attach, dispatch) in [("tc", "ipip"), ("xdp", "udp")] {
+    for (attach, dispatch, wire_offloads) in
+        [("tc", "ipip", false), ("tc", "ipip", true), ("xdp", "udp", false)]
+    {
         let flags = ["--forwarding", "tunnel", "--dispatch", dispatch];
-        let cluster = start_lab(Lab::builder().pods(&[0, 1]), attach, &flags, &[]);
+        let lab = Lab::builder().pods(&[0, 1]).wire_offloads(wire_offloads);
+        let cluster = start_lab(lab, attach, &flags, &[]);
         for family in Family::BOTH {
             let (client, router) = (cluster.lab.client().address(family), plan::gateway(0).of(family));
             narrow(cluster.lab.node(1).netns(), family, client, router, 1300);
             let report = transfer(cluster.lab.client().netns(), cluster.at(1, family, NODE_PORT), 1_000_000);
-            println!("{attach} {dispatch} {family:?}: {:?}", report.unwrap());
+            println!("{attach} {dispatch} {wire_offloads} {family:?}: {:?}", report.unwrap());
         }
         let front = &cluster.agents[0];
         let told = |outcome| -> u64 {

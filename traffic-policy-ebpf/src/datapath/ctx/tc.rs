@@ -54,6 +54,10 @@ const RECOMPUTE_SUM: u64 = 1;
 
 /// BPF_ADJ_ROOM_MAC: behind the Ethernet header.
 const BEHIND_MAC: u32 = 1;
+/// The bytes that are added or removed there at once, and how often for one packet: 9,000 bytes in
+/// three.
+const MOST: i32 = 0xfff;
+const CHANGES: u32 = 3;
 /// BPF_F_ADJ_ROOM_FIXED_GSO: the segments of an aggregate keep their length, which was compared
 /// with the MTU.
 const FIXED_GSO: u64 = 1;
@@ -210,15 +214,29 @@ impl<const L2: usize, const SCTP: bool, const POD: bool> Packet for SkBuff<L2, S
     }
     /// The kernel refuses to change the tail of a packet that is marked as encapsulated, as one
     /// that was opened still is if it was sent on this machine, or merged by GRO. What it adds or
-    /// removes at the head it leaves to the program. Aggregates would stay such.
+    /// removes at the head, at most [`MOST`] bytes at once, it leaves to the program. Aggregates
+    /// would stay such.
     /// <https://github.com/torvalds/linux/blob/v6.12/net/core/filter.c> (`__bpf_skb_change_tail`)
     #[inline(always)]
     fn renew(self, length: u32, opened: bool) -> bool {
         if self.resize(length) {
             return true;
         }
-        let by = length.wrapping_sub(self.length()) as i32;
-        opened && self.segment() == 0 && (by == 0 || self.adjust(by, FIXED_GSO))
+        if !opened || self.segment() != 0 {
+            return false;
+        }
+        for _ in 0..CHANGES {
+            let by = length.wrapping_sub(self.length()) as i32;
+            if by == 0 {
+                break;
+            }
+            if !self.adjust(if by < -MOST { -MOST } else { by }, FIXED_GSO) {
+                return false;
+            }
+        }
+        // What was behind the bytes that are gone may lie in pages.
+        self.pull(length);
+        self.length() == length
     }
     #[inline(always)]
     fn make_room(self, bytes: u32, v6: bool, udp: u32) -> bool {

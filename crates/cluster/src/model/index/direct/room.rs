@@ -7,8 +7,30 @@ use std::{
 
 use crate::model::{Limits, direct_nodes::DirectNodes, object::DirectNode};
 
-/// Returns the names of the nodes without room. Those whose addresses are already known come first:
-/// their flows go on. A node has room for all of its addresses, or for none.
+/// The order in which nodes are given room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    /// All addresses are known already: flows go on.
+    Known,
+    /// Some are: there is a further one.
+    Partly,
+    New,
+}
+
+impl Rank {
+    fn of(node: &DirectNode, known: &DirectNodes) -> Self {
+        let addresses = node.addresses.iter().map(|address| known.addresses.contains(address));
+        let all: Vec<_> = addresses.chain(node.macs.iter().map(|mac| known.macs.contains_key(mac))).collect();
+        match all.iter().filter(|known| **known).count() {
+            0 => Self::New,
+            count if count == all.len() => Self::Known,
+            _ => Self::Partly,
+        }
+    }
+}
+
+/// Returns the names of the nodes without room. Those whose addresses are already known come first.
+/// A node has room for all of its addresses, or for none.
 pub(super) fn without_room<'a, I>(
     others: impl Fn() -> I,
     known: &DirectNodes,
@@ -29,15 +51,12 @@ where
     if needed.iter().zip(room).all(|(needed, room)| *needed <= room) {
         return BTreeSet::new();
     }
-    let is_known = |other: &&DirectNode| {
-        other.addresses.iter().all(|address| known.addresses.contains(address))
-            && other.macs.iter().all(|mac| known.macs.contains_key(mac))
-    };
-    let (former, new): (Vec<_>, Vec<_>) = others().partition(is_known);
+    let mut ranked: Vec<_> = others().collect();
+    ranked.sort_by_key(|other| Rank::of(other, known));
     let (mut addresses, mut macs) = (HashSet::<IpAddr>::new(), HashSet::<[u8; 6]>::new());
     let mut taken = [0; 3];
     let mut without = BTreeSet::new();
-    for other in former.into_iter().chain(new) {
+    for other in ranked {
         let own: HashSet<_> =
             other.addresses.iter().copied().filter(|address| !addresses.contains(address)).collect();
         let own_macs: HashSet<_> = other.macs.iter().copied().filter(|mac| !macs.contains(mac)).collect();

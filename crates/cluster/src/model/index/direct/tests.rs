@@ -143,6 +143,14 @@ fn nodes_without_room_are_left_out() {
     assert_eq!(told(&mut index), of("a six twin z", "b", 4, 1));
     index.apply(DirectNode { macs: (5..8).map(mac).collect(), ..node("b", "2001:db8::7") });
     assert_eq!(told(&mut index), of("a b six twin z", "", 5, 4));
+    // A node that is known and has a further address comes before one that is not known.
+    assert!(index.delete::<DirectNode>(&node("twin", "::").name));
+    index.apply(node("a", "192.0.2.4"));
+    assert_eq!(told(&mut index), of("a b six z", "", 4, 3));
+    let two = ["192.0.2.6", "192.0.2.9"].map(|address| address.parse().unwrap());
+    index.apply(DirectNode { addresses: two.into(), ..node("z", "192.0.2.6") });
+    index.apply(node("0", "192.0.2.10"));
+    assert_eq!(told(&mut index), of("a b six z", "0", 5, 3));
 }
 
 /// The endpoint is named to a node whose table may be another one.
