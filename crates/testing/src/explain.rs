@@ -28,7 +28,7 @@ pub struct Flow {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Answer {
     pub name: String,
-    /// The verdict: `endpoints`, `reject`, `drop` or `unhandled`.
+    /// The verdict: `endpoints`, `reject`, `drop`, `unhandled` or `reply`.
     pub verdict: String,
     /// The outcome, by the name that `status` uses.
     pub outcome: String,

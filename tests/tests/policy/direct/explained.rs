@@ -102,4 +102,10 @@ fn a_later_segment_is_one_of_tcp() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("a later segment is one of TCP, not of UDP"), "{said}");
+    // Nor is one asked for where a socket is.
+    let more = ["explain", "192.0.2.1", "203.0.113.9:80", "--later", "--from", "node"];
+    let output = agents[0].command(&more).unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("a socket is asked"), "{said}");
 }

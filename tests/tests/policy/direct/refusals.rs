@@ -2,15 +2,15 @@
 //! about has come within another one: on one machine the kernel still marks it as encapsulated.
 
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
 
 use traffic_policy_testing::capture::{Capture, Frame};
-use traffic_policy_testing::cluster::Cluster;
+use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::flood;
 use traffic_policy_testing::lab::{Family, Lab, plan};
 use traffic_policy_testing::object::lease;
 use traffic_policy_testing::pace::until;
 use traffic_policy_testing::packet::{Packet, flag};
+use traffic_policy_testing::traffic::Outcome;
 
 use super::{PATIENCE, VIP_PORT, VIPS, header, service};
 
@@ -43,10 +43,12 @@ fn is_reset(frame: &Frame, vip: IpAddr) -> bool {
 
 fn segments_of_no_connection_are_reset(attach: &str, forwarding: &str, dispatch: &str) {
     let cluster = start(attach, forwarding, dispatch);
-    let client = cluster.lab.client();
+    let (client, home) = (cluster.lab.client(), &cluster.agents[1]);
+    let mut sent = 0;
     for (family, vip) in Family::BOTH.into_iter().zip(VIPS) {
         let from = SocketAddr::new(client.address(family), CLIENT_PORT);
-        let ends = [from, SocketAddr::new(vip, VIP_PORT)].map(|end| (end.ip(), end.port()));
+        let to = SocketAddr::new(vip, VIP_PORT);
+        let ends = [from, to].map(|end| (end.ip(), end.port()));
         // As long as the answer, a little longer, and much.
         for length in [0, 1, 1_000] {
             let segment = Packet::tcp(ends[0], ends[1], flag::ACK)
@@ -55,16 +57,18 @@ fn segments_of_no_connection_are_reset(attach: &str, forwarding: &str, dispatch:
                 .macs(client.addresses.mac(), plan::client_gateway(0).mac());
             let capture = Capture::start(client.netns(), "eth0").unwrap();
             client.netns().run(|| flood::send_frame("eth0", &segment.bytes())).unwrap();
-            std::thread::sleep(Duration::from_millis(300));
+            sent += 1;
+            until("the answer is counted", PATIENCE, || {
+                home.packets("tc-ingress", "reset-no-flow").is_ok_and(|count| count == sent)
+            });
+            // What is sent and answered later comes by the same devices, behind it.
+            let later = Protocol::Tcp.probe(to).from(client.netns()).unwrap();
+            assert!(matches!(later, Outcome::Answered(_)), "{later:?}");
             let frames = capture.finish_valid().unwrap();
             let resets = frames.iter().filter(|frame| is_reset(frame, vip)).count();
             assert_eq!(resets, 1, "{attach} {forwarding} {dispatch} {family:?}, {length} bytes");
         }
     }
-    let home = &cluster.agents[1];
-    until("the resets are counted", PATIENCE, || {
-        home.packets("tc-ingress", "reset-no-flow").is_ok_and(|count| count == 6)
-    });
 }
 
 #[test]
