@@ -50,7 +50,11 @@ impl Protocol {
 
 impl Cluster {
     pub fn start(builder: LabBuilder) -> Result<Self> {
-        let lab = builder.build()?;
+        Self::start_in(builder.build()?)
+    }
+
+    /// A variant of [`Self::start`] for a lab whose namespaces have been prepared.
+    pub fn start_in(lab: Lab) -> Result<Self> {
         let ledger = Ledger::default();
         let servers =
             lab.pods().map(|pod| Server::start(pod, TARGET, &ledger).map(Some)).collect::<Result<_>>()?;

@@ -14,6 +14,7 @@
 pub mod answer;
 pub mod associations;
 pub mod balancer;
+mod closing;
 pub mod connections;
 pub mod conversation;
 pub mod datagrams;

@@ -7,6 +7,8 @@ use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::Lab;
 use traffic_policy_testing::object::{Port, Service};
 
+use crate::meters;
+
 pub const NODE_PORT: u16 = 30080;
 pub const POD_PORT: u16 = TARGET;
 
@@ -40,5 +42,7 @@ fn with_web(mut cluster: Cluster, attach: &str) -> Cluster {
 /// Starts the same cluster without agents and Services, but with pods that answer.
 pub fn without_agents(pods: &[u8], attach: &str) -> Cluster {
     // TC meets unfinished checksums, as on any veth; XDP needs finished ones.
-    Cluster::start(Lab::builder().pods(pods).wire_offloads(attach == "tc")).unwrap()
+    let lab = Lab::builder().pods(pods).wire_offloads(attach == "tc").build().unwrap();
+    meters::wait_before_sending_again(&lab);
+    Cluster::start_in(lab).unwrap()
 }

@@ -17,6 +17,14 @@ const CONNECTIONS_PER_SECOND: u32 = 100;
 /// by a quarter of a second.
 const LATE: Duration = Duration::from_secs(2);
 
+/// Has the ends of all connections wait that long. Before servers are started: what they accept
+/// waits as long as their listeners.
+pub fn wait_before_sending_again(lab: &Lab) {
+    for (_, netns) in ends(lab) {
+        retransmissions::wait_before_sending_again(netns, LATE).unwrap();
+    }
+}
+
 /// The running meters of one phase.
 pub struct Meters {
     what: String,
@@ -51,9 +59,7 @@ impl Meters {
     /// Starts the meters at the client: datagrams to `targets[0]`, connections to all in turn.
     pub fn start(what: &str, lab: &Lab, targets: &[SocketAddr], ledger: &Ledger) -> Self {
         let (client, start) = (lab.client().netns(), Instant::now());
-        for (_, netns) in ends(lab) {
-            retransmissions::wait_before_sending_again(netns, LATE).unwrap();
-        }
+        wait_before_sending_again(lab);
         let (lost, resets) = (lost(lab), resets(lab));
         let held = HeldConnections::start(client, targets, 20, Duration::from_millis(20)).unwrap();
         let datagrams = Datagrams::start(client, targets[0], 20, DATAGRAMS_PER_SECOND, ledger).unwrap();

@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::answer::Answer;
+use super::closing;
 use super::retransmissions;
 use crate::netns::{Namespace, Running, Stop};
 use crate::pace::scaled;
@@ -240,22 +241,32 @@ async fn request(target: SocketAddr, meter_start: Arc<Instant>, patience: Durati
     let mut established = false;
     let exchange = exchange(target, || established = true);
     let result = timeout(patience, exchange).await.context("no answer").and_then(|result| result);
-    Outcome { target, at, took: start.elapsed(), established, result }
+    let took = start.elapsed();
+    let result = match result {
+        Ok((answer, lost, stream)) => {
+            closing::close(stream).await;
+            Ok((answer, lost))
+        }
+        Err(error) => Err(error),
+    };
+    Outcome { target, at, took, established, result }
 }
 
 /// Sends one request on a connection of its own.
 pub async fn ask(target: SocketAddr) -> Result<Answer> {
-    exchange(target, || ()).await.map(|(answer, _)| answer)
+    exchange(target, || ()).await.map(|(answer, _, _)| answer)
 }
 
-/// Sends a request and returns its answer; `established` is told of the connection.
-async fn exchange(target: SocketAddr, established: impl FnOnce()) -> Result<(Answer, u32)> {
+/// Sends a request; returns its answer, the number of the client's segments that were lost, and the
+/// connection. `established` is told of the connection.
+async fn exchange(target: SocketAddr, established: impl FnOnce()) -> Result<(Answer, u32, TcpStream)> {
     let mut stream = BufReader::new(TcpStream::connect(target).await?);
     established();
     stream.write_all(b"hello\n").await?;
     let mut line = String::new();
     ensure!(stream.read_line(&mut line).await? > 0, "closed without an answer");
-    Ok((Answer::parse(&line)?, retransmissions::lost(stream.get_ref())?))
+    let stream = stream.into_inner();
+    Ok((Answer::parse(&line)?, retransmissions::lost(&stream)?, stream))
 }
 
 /// A variant of [`ask`] with a namespace and a limit.

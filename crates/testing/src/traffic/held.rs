@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::answer::Answer;
+use super::closing;
 use super::retransmissions;
 use crate::netns::{Namespace, Running, Stop};
 use crate::pace::scaled;
@@ -162,6 +163,9 @@ async fn hold(mut stream: BufReader<TcpStream>, target: SocketAddr, pause: Durat
         sleep(pause).await;
     }
     report.lost_of_client = retransmissions::lost(stream.get_ref()).unwrap_or(0).into();
+    if report.broken.is_empty() {
+        closing::close(stream.into_inner()).await;
+    }
     report
 }
 

@@ -81,9 +81,6 @@ fn info(socket: &impl AsFd) -> Result<libc::tcp_info> {
 
 /// The segments that were lost of all connections since the namespace exists (TcpRetransSegs,
 /// TcpExtTCPDSACKRecvSegs).
-///
-/// # Errors
-/// The namespace cannot be entered, or the kernel does not count these.
 pub fn lost_in_namespace(namespace: &Namespace) -> Result<u64> {
     let retransmitted = counter(namespace, "snmp", "Tcp: ", "RetransSegs")?;
     let duplicate = counter(namespace, "netstat", "TcpExt: ", "TCPDSACKRecvSegs")?;
@@ -93,12 +90,10 @@ pub fn lost_in_namespace(namespace: &Namespace) -> Result<u64> {
 /// Lets the connections that are opened in a namespace from now on wait at least this long for an
 /// acknowledgement before they send a segment again (tcp_rto_min_us, 200 ms by default): a segment
 /// that is late because the machine is busy is not taken for one that was lost. Not every duplicate
-/// is reported by a SACK: a connection in TIME_WAIT sends none.
+/// is reported by a SACK: a connection in TIME_WAIT sends none. An accepted connection has the time
+/// of its listener, which must be opened later, too.
 ///
 /// Before Linux 6.11, which lacks the setting, this has no effect.
-///
-/// # Errors
-/// The namespace cannot be entered, or the setting not be written.
 pub fn wait_before_sending_again(namespace: &Namespace, least: Duration) -> Result<()> {
     let path = "/proc/sys/net/ipv4/tcp_rto_min_us";
     match namespace.run(|| fs::write(path, least.as_micros().to_string())) {
@@ -108,9 +103,6 @@ pub fn wait_before_sending_again(namespace: &Namespace, least: Duration) -> Resu
 }
 
 /// The segments with RST that the kernel of a namespace has sent since it exists (TcpOutRsts).
-///
-/// # Errors
-/// The namespace cannot be entered, or the kernel does not count these.
 pub fn resets_of_namespace(namespace: &Namespace) -> Result<u64> {
     counter(namespace, "snmp", "Tcp: ", "OutRsts")
 }

@@ -37,6 +37,8 @@ pub struct Faults {
     pub cut_connection: Option<u64>,
     /// Delays each answer over TCP by this time, like a busy machine.
     pub late: Duration,
+    /// Closes a connection this long after the client has.
+    pub lingers: Duration,
 }
 
 /// The identity of the server.
@@ -177,6 +179,7 @@ impl Service {
             stream.write_all(answer.as_bytes()).await?;
             line.clear();
         }
+        sleep(self.faults.lingers).await;
         Ok(())
     }
 
