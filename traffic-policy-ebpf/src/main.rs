@@ -224,11 +224,14 @@ mod programs {
         "sockops", tp_sock_ops => ops::run;
     }
 
-    // Run by the agent through BPF_PROG_TEST_RUN, never attached: the start of a sweep, and the
-    // time in jiffies.
+    // Run by the agent through BPF_PROG_TEST_RUN, never attached: the start of a sweep, its look at
+    // one entry where the kernel refuses iterators, and the time in jiffies.
     programs! {
         "raw_tp/sys_enter", context: *mut c_void => context, u32;
         tp_gc_begin => gc::begin;
+        tp_gc_flow4 => gc::one_flow::<V4>;
+        tp_gc_flow6 => gc::one_flow::<V6>;
+        tp_gc_socket => gc::one_socket;
         tp_clock => clock::run;
     }
 

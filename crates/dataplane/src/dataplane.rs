@@ -13,7 +13,6 @@ mod conntrack_windows;
 pub mod counters;
 mod devices;
 pub mod direct;
-pub mod gc;
 mod heartbeat;
 pub mod kernel;
 mod local_delivery;
@@ -33,6 +32,7 @@ mod sctp;
 mod service_maps;
 mod sockets;
 mod start;
+pub mod sweep;
 pub mod sync;
 pub mod sys;
 pub mod tracing_copy;
@@ -59,11 +59,6 @@ pub use self::{
     conntrack_windows::{is_strict as is_conntrack_strict, obstacle as conntrack_obstacle},
     counters::Counter,
     devices::{DevicePrograms, Lost, pinned_devices},
-    gc::{
-        milestones::enter as enter_milestones,
-        sweeper::{Found, Sweeper},
-        sweeps::FlowSweeps,
-    },
     kernel::{Kernel, is_mistaken as mistakes_the_kernel, release_memory, return_large_blocks},
     local_delivery::LocalDelivery,
     maps::{
@@ -83,6 +78,11 @@ pub use self::{
     service_maps::ServiceMaps,
     sockets::{CgroupPrograms, ReadConnected},
     start::cleanup,
+    sweep::{
+        milestones::enter as enter_milestones,
+        sweeper::{Found, Sweeper},
+        sweeps::FlowSweeps,
+    },
     sync::budget::{Lack, LeftOut},
     sync::snat_ports::{
         LEAST as LEAST_SNAT_PORTS, PortRanges, SnatPortRange, SnatPorts, ephemeral as ephemeral_ports,
@@ -90,7 +90,7 @@ pub use self::{
     },
     usage::{DataplaneUsage, Figures, MapUsage},
 };
-use self::{bpf::pins::Pins, devices::Devices, gc::Gc, sockets::Sockets, sync::plan::Planner};
+use self::{bpf::pins::Pins, devices::Devices, sockets::Sockets, sweep::Sweeps, sync::plan::Planner};
 use crate::node::RouteMtus;
 
 /// The loaded packet path.
@@ -100,7 +100,7 @@ pub struct Dataplane {
     planner: Planner,
     /// Whether a sync has failed since the planner was given the content of the maps.
     stale: bool,
-    gc: Gc,
+    sweeps: Sweeps,
     devices: Devices,
     sockets: Sockets,
     /// Whether the prefilter may hold bits of Services that no longer exist.

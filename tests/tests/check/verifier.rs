@@ -56,7 +56,7 @@ fn what_the_verifier_refuses() {
     let output = lab.node(1).netns().output(command).unwrap();
     let checked = CheckOutput::of(&output);
     // Before Linux 6.6 there is a note about TC programs, too.
-    checked.has("error", "programs", &refused(2, 75), "boot a kernel of the table in ");
+    checked.has("error", "programs", &refused(2, 78), "boot a kernel of the table in ");
     assert_eq!(checked.code, Some(1));
     let whole = fs::read_to_string(&log).unwrap();
     assert!(whole.contains("R9 !read_ok") && whole.contains("processed"), "{whole}");

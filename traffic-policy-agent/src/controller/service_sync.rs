@@ -149,6 +149,17 @@ impl ServiceSync {
         self.ways = ways;
     }
 
+    /// Has packets of Services that have changed lately name their endpoints, see
+    /// [`Index::follow_recent`].
+    pub(super) fn follow_recent(&mut self, known: BTreeSet<ServiceName>) {
+        self.index.follow_recent(known);
+    }
+
+    /// Notes the time that has passed, see [`Index::age_services`].
+    pub(super) fn age(&mut self) -> bool {
+        self.index.age_services()
+    }
+
     /// Whether flows may begin as direct ones, but the maps do not say so yet.
     pub(super) fn holds_in_vain(&self) -> bool {
         self.held_direct && !self.hold_direct

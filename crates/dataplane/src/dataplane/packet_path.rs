@@ -2,9 +2,9 @@
 //! without a kernel.
 
 use super::{
-    adoption::ConnectionAdoption, devices::DevicePrograms, gc::sweeps::FlowSweeps, nexthop::NextHops,
-    node::NodeDescription, node_silence::NodeSilence, pod_devices::PodPrograms, replacement::Replacement,
-    service_maps::ServiceMaps, sockets::CgroupPrograms, sync::snat_ports::SnatPorts, usage::Figures,
+    adoption::ConnectionAdoption, devices::DevicePrograms, nexthop::NextHops, node::NodeDescription,
+    node_silence::NodeSilence, pod_devices::PodPrograms, replacement::Replacement, service_maps::ServiceMaps,
+    sockets::CgroupPrograms, sweep::sweeps::FlowSweeps, sync::snat_ports::SnatPorts, usage::Figures,
 };
 
 /// All that the run loop does with the packet path.

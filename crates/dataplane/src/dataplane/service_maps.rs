@@ -91,14 +91,14 @@ impl ServiceMaps for Dataplane {
         let needed = apply::needed(&plan.ops, self.planner.service_cidrs());
         let mut elements = needed.add_to(&mut self.maps.prefilter);
         if !plan.ops.is_empty() {
-            self.gc.written();
+            self.sweeps.written();
         }
         self.needs_prune |= plan.ops.iter().any(Op::leaves_bits);
         // Endpoints are named before the maps forget them, so that an agent that is killed here
         // leaves a record for the next one.
         let serving = |endpoint: &RemovedEndpoint| self.planner.is_serving(endpoint);
-        failed = failed.or(self.gc.forget_serving(&mut self.maps, serving).err());
-        self.gc.name(&mut self.maps, &plan.removed, serving);
+        failed = failed.or(self.sweeps.forget_serving(&mut self.maps, serving).err());
+        self.sweeps.name(&mut self.maps, &plan.removed, serving);
         for op in &plan.ops {
             match apply::write(&mut self.maps, op) {
                 Ok(written) => elements += written,
@@ -140,7 +140,7 @@ impl ServiceMaps for Dataplane {
             }
             return Err(error);
         }
-        self.gc.synced();
+        self.sweeps.synced();
         heartbeat::synced(&mut self.maps)?;
         let lacks_programs = plan.left_out.iter().any(|left_out| left_out.lack == Lack::Programs);
         let refused = self.sctp.refusal().filter(|_| lacks_programs).map(ToOwned::to_owned);

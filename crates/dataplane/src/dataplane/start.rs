@@ -22,7 +22,6 @@ use super::{
     check_privileges, clock, conntrack_windows,
     devices::{Devices, pinned_devices},
     direct::Direct,
-    gc::{Gc, milestones},
     heartbeat,
     maps::{
         mmap::{config, routes, table_usage},
@@ -35,6 +34,7 @@ use super::{
     pod_devices::{PodDevices, pinned_pods},
     sctp,
     sockets::Sockets,
+    sweep::{Sweeps, milestones},
     sync::{apply, plan::Planner, snat_ports::SnatPorts},
 };
 
@@ -111,7 +111,7 @@ impl Dataplane {
         milestones::enter(&mut maps)?;
         let silence = Silence::open(&mut object)?;
         let forwarding = Direct::open(&mut object, Instant::now())?;
-        let gc = Gc::new(sweeper, apply::removed(&maps)?, maps.usage.load(table_usage::full_at));
+        let sweeps = Sweeps::new(sweeper, apply::removed(&maps)?, maps.usage.load(table_usage::full_at));
         node::name_namespace(&mut maps, config.source_check)?;
         let devices = Devices::new(config.mode, kernel, pins.map(Pins::links));
         let [stale, adopted] = [false; 2];
@@ -120,7 +120,7 @@ impl Dataplane {
             maps,
             planner,
             stale,
-            gc,
+            sweeps,
             devices,
             sockets,
             // An earlier agent may have left some.

@@ -10,8 +10,8 @@ use traffic_policy_ebpf::{abi::HOPS_PER_GENERATION, outcome::Outcome};
 use super::{
     Dataplane, clock, counters,
     devices::DevicePrograms,
-    gc::sweeper::Found,
     maps::mmap::{config, routes, used_hops},
+    sweep::sweeper::Found,
 };
 
 /// The figures of the packet path.
@@ -51,11 +51,11 @@ pub struct DataplaneUsage {
 
 impl Figures for Dataplane {
     fn usage(&self) -> DataplaneUsage {
-        let Self { maps, planner, gc, .. } = self;
+        let Self { maps, planner, sweeps, .. } = self;
         let usage = planner.usage();
         let (room, direct) = (&maps.room, self.direct.nodes());
         let mut entries = Vec::new();
-        for (family, found) in gc.found().iter().enumerate() {
+        for (family, found) in sweeps.found().iter().enumerate() {
             let ipv6 = family == 1;
             entries.extend(
                 [
@@ -76,7 +76,7 @@ impl Figures for Dataplane {
                 ("maglev", usage.tables, room.tables),
                 ("hops", maps.usage.load(used_hops(generation)), HOPS_PER_GENERATION),
                 ("devices", self.attached().count() as u64, room.devices),
-                ("removed-endpoints", gc.removed().len() as u64, room.removed),
+                ("removed-endpoints", sweeps.removed().len() as u64, room.removed),
             ]
             .map(|(map, used, size)| MapUsage { map, ipv6: None, used, size }),
         );
@@ -86,8 +86,8 @@ impl Figures for Dataplane {
         let draining = planner.draining(monotonic);
         DataplaneUsage {
             maps: entries,
-            found: gc.found(),
-            full: gc.episodes(),
+            found: sweeps.found(),
+            full: sweeps.episodes(),
             snat_ports: maps.config.load(config::snat_port_count),
             draining: draining.into_iter().map(|(key, left)| (key, now + left)).collect(),
         }

@@ -21,6 +21,8 @@ use crate::recorded::{OBJECT, Recorded};
 /// so that older kernels that prune less have room: the largest program takes Linux 6.1 twice
 /// as many as 6.18.
 const MOST_VERIFIED: u64 = 150_000;
+/// The programs that a hardened kernel refuses, while it loads all others.
+const ITERATORS: [&str; 3] = ["tp_gc_flows4", "tp_gc_flows6", "tp_gc_sockets"];
 /// MAX_BPF_STACK: the stack that a chain of calls may use together.
 const MOST_STACK: u64 = 512;
 
@@ -32,7 +34,16 @@ fn budgets_of_the_object_hold() {
 #[test]
 fn budgets_of_the_kernel_hold() {
     let Kernel { major, minor } = Kernel::running().unwrap();
-    Recorded::of(&format!("{major}.{minor}")).compare(loaded::figures());
+    let recorded = Recorded::of(&format!("{major}.{minor}"));
+    // Those of iterators alone may be missing: see `loaded`.
+    let is_missing = |name: &str| {
+        let program = name.split_once(' ').map_or(name, |(_, program)| program);
+        ITERATORS.contains(&program) && !loaded::figures().contains_key(name)
+    };
+    if ITERATORS.iter().any(|name| is_missing(&format!("verified {name}"))) {
+        recorded::say(&format!("SKIPPED budgets of {}: the kernel refuses iterators", ITERATORS.join(", ")));
+    }
+    recorded.compare_without(loaded::figures(), is_missing);
 }
 
 #[test]

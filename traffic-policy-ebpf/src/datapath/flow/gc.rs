@@ -5,7 +5,7 @@
 //! while a packet may still be reading it. The mark sends packets to the slow path, which clears
 //! it. The request entry is removed first: without it no packet uses the pair.
 
-use core::ptr;
+use core::{mem::MaybeUninit, ptr};
 
 use aya_ebpf::{bindings::seq_file, cty::c_void, helpers::bpf_seq_write};
 use traffic_policy_ebpf::{
@@ -105,6 +105,40 @@ pub fn visit<K, V>(
         unsafe { bpf_seq_write(file, (&raw const mark).cast(), 1) };
     }
     0
+}
+
+/// A key as the first arguments of a raw tracepoint, aligned as the verifier wants it.
+#[repr(C, align(8))]
+struct Arguments<K>(K);
+
+/// Reads a key, of a multiple of eight bytes, from a program's arguments, and has `look` look at
+/// its entry: in place of an iterator where the kernel refuses those.
+#[inline(always)]
+fn visit_one<K, V>(
+    context: *mut c_void,
+    table: Table,
+    look: impl FnOnce(*mut Sweep, *const K, *mut V) -> bool,
+) -> u32 {
+    let mut key = MaybeUninit::<Arguments<K>>::uninit();
+    let (words, arguments) = (key.as_mut_ptr().cast::<u64>(), context.cast_const().cast::<u64>());
+    for number in 0..size_of::<K>() / size_of::<u64>() {
+        store(words.wrapping_add(number), load(arguments.wrapping_add(number)));
+    }
+    // SAFETY: all of its bytes have been written, and any bytes are a valid key.
+    let key = unsafe { &key.assume_init_ref().0 };
+    let (Some(sweep), Some(entry)) = (GC_PASS.get_ptr_mut(0), table.lookup::<K, V>(key)) else { return 0 };
+    look(sweep, key, entry);
+    0
+}
+
+/// Looks at one entry of the main table, see [`visit_one`].
+pub fn one_flow<F: Family>(context: *mut c_void) -> u32 {
+    visit_one(context, F::flows(), flow_entry::<F>)
+}
+
+/// Looks at one entry of the table of sockets, see [`visit_one`].
+pub fn one_socket(context: *mut c_void) -> u32 {
+    visit_one(context, Table::of(&raw const maps::SOCKETS), socket_entry)
 }
 
 /// Ends conversations of unconnected sockets with removed endpoints: their next datagram chooses

@@ -21,10 +21,17 @@ fn program<'a>(object: &'a Ebpf, name: &str) -> Result<&'a Program> {
 
 /// Runs a raw tracepoint program once and returns its return value.
 pub fn raw_tracepoint(object: &Ebpf, name: &str) -> Result<u32> {
+    raw_tracepoint_with(object, name, &[])
+}
+
+/// Runs a raw tracepoint program once, with at most twelve arguments, and returns its return value.
+pub fn raw_tracepoint_with(object: &Ebpf, name: &str, arguments: &[u64]) -> Result<u32> {
     let program: &RawTracePoint = program(object, name)?.try_into()?;
-    let result = program
-        .test_run(RawTracePointRunOptions::default())
-        .with_context(|| format!("running the program {name} failed"))?;
+    let mut options = RawTracePointRunOptions::default();
+    for (argument, given) in options.args.iter_mut().zip(arguments) {
+        *argument = *given;
+    }
+    let result = program.test_run(options).with_context(|| format!("running the program {name} failed"))?;
     Ok(result.return_value)
 }
 

@@ -65,19 +65,42 @@ fn kept(log: &Result<PathBuf, String>) -> String {
     }
 }
 
-/// Verifies and loads every program of the object, on as many threads as there are CPUs: the kernel
-/// verifies several programs of a process with CAP_BPF at once (`bpf_check` in
-/// kernel/bpf/verifier.c takes its lock for other processes only). Returns the number of programs.
+/// The programs that look at one entry, in place of iterators where the kernel refuses those.
+const STAND_INS: [&str; 3] = ["tp_gc_flow4", "tp_gc_flow6", "tp_gc_socket"];
+
+/// Verifies and loads every program of the object. Iterators may be refused as [`load_those`] says.
+/// Returns the number of programs.
 ///
 /// # Errors
 /// A [`Refusal`], or the reason why the kernel loads nothing if that has little to do with the
 /// program itself. Of several programs, the first one by name is reported.
 pub fn load(object: &mut Ebpf, btf: &Btf) -> Result<usize> {
-    load_those(object, btf, |_| true)
+    let (all, mut failed) = try_to_load(object, btf, |_| true);
+    take_refused_iterators(object, &mut failed);
+    if failed.is_empty() { Ok(all) } else { Err(explain(&failed, all)) }
 }
 
-/// Loads programs like [`load`], but only those whose name is wanted.
+/// Loads programs like [`load`], but only those whose name is wanted. Where the kernel refuses
+/// iterators, as hardened ones do with all programs of tracing, others stand in.
 pub fn load_those(object: &mut Ebpf, btf: &Btf, wanted: impl Fn(&str) -> bool) -> Result<usize> {
+    let (mut all, mut failed) = try_to_load(object, btf, |name| wanted(name) && !STAND_INS.contains(&name));
+    if let Some(error) = take_refused_iterators(object, &mut failed) {
+        tracing::info!("the kernel refuses iterators ({error}): sweeps look at each flow by a system call");
+        let (more, refused) = try_to_load(object, btf, |name| STAND_INS.contains(&name));
+        all += more;
+        failed.extend(refused);
+    }
+    if failed.is_empty() { Ok(all) } else { Err(explain(&failed, all)) }
+}
+
+/// Loads programs, on as many threads as there are CPUs: the kernel verifies several programs of a
+/// process with CAP_BPF at once (`bpf_check` in kernel/bpf/verifier.c takes its lock for other
+/// processes only). Returns the number of programs, and the errors in the order of names.
+fn try_to_load(
+    object: &mut Ebpf,
+    btf: &Btf,
+    wanted: impl Fn(&str) -> bool,
+) -> (usize, Vec<(String, ProgramError)>) {
     let mut programs: Vec<_> = object.programs_mut().filter(|(name, _)| wanted(name)).collect();
     programs.sort_unstable_by_key(|(name, _)| *name);
     let all = programs.len();
@@ -104,7 +127,21 @@ pub fn load_those(object: &mut Ebpf, btf: &Btf, wanted: impl Fn(&str) -> bool) -
         failed
     });
     failed.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-    if failed.is_empty() { Ok(all) } else { Err(explain(&failed, all)) }
+    (all, failed)
+}
+
+/// Removes iterators that were refused with EPERM while all else was loaded, and returns the first
+/// one's error. Who lacks privileges can load nothing.
+fn take_refused_iterators(object: &Ebpf, failed: &mut Vec<(String, ProgramError)>) -> Option<String> {
+    let is_refused = |(name, error): &(String, ProgramError)| {
+        let is_iterator = matches!(object.program(name), Some(Program::Iter(_)));
+        let ProgramError::LoadError { io_error, .. } = error else { return None };
+        (is_iterator && io_error.raw_os_error() == Some(libc::EPERM)).then(|| io_error.to_string())
+    };
+    let errors: Option<Vec<String>> = failed.iter().map(is_refused).collect();
+    let first = errors?.into_iter().next()?;
+    failed.clear();
+    Some(first)
 }
 
 /// Unloads those programs of packets whose name is wanted and that are loaded.

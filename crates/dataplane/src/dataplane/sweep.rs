@@ -1,4 +1,4 @@
-//! Garbage collection of flows: the sweep that is due runs piece by piece, so that neither packets
+//! Sweeps of the flow tables: the sweep that is due runs piece by piece, so that neither packets
 //! nor changes wait for a large table.
 
 pub mod milestones;
@@ -6,6 +6,7 @@ mod pressure;
 mod room;
 pub mod sweeper;
 pub mod sweeps;
+mod walk;
 
 use std::collections::BTreeSet;
 
@@ -24,7 +25,7 @@ use super::maps::{
 
 /// The pending sweeps, the one that is under way, and the endpoints whose flows they mark.
 #[derive(Debug)]
-pub struct Gc {
+pub struct Sweeps {
     sweeper: Sweeper,
     /// The endpoints in `tp_removed_eps`, whose flows are being marked.
     removed: BTreeSet<RemovedEndpoint>,
@@ -69,7 +70,7 @@ pub struct Swept {
     pub no_flows: bool,
 }
 
-impl Gc {
+impl Sweeps {
     /// Creates the state. `removed`: the endpoints that an earlier agent had named; `full_at`: the
     /// current value of [`traffic_policy_ebpf::abi::TableUsage::full_at`].
     pub fn new(sweeper: Sweeper, removed: BTreeSet<RemovedEndpoint>, full_at: u32) -> Self {

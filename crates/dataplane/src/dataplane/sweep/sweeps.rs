@@ -56,30 +56,30 @@ impl FlowSweeps for Dataplane {
         if self.config.idle != idle {
             let hz = self.maps.heartbeat.load(hz);
             idle.warn_of_too_long(hz);
-            self.gc.sweeper.set_timeouts(idle.in_jiffies(hz));
+            self.sweeps.sweeper.set_timeouts(idle.in_jiffies(hz));
             self.config.idle = idle;
         }
     }
 
     fn sweep(&mut self) -> Result<()> {
-        self.gc.request();
+        self.sweeps.request();
         heartbeat::beat(&mut self.maps, &self.object)?;
         self.direct.forget_nodes(Instant::now())
     }
 
     fn found_no_room(&mut self) -> bool {
-        let busy = self.gc.under_way.is_some() || self.gc.due.is_some();
-        self.gc.room.look(self.maps.usage.load(full_at), busy, Instant::now())
+        let busy = self.sweeps.under_way.is_some() || self.sweeps.due.is_some();
+        self.sweeps.room.look(self.maps.usage.load(full_at), busy, Instant::now())
     }
 
     fn is_sweeping(&self) -> bool {
-        let gc = &self.gc;
-        gc.under_way.is_some() || gc.due.is_some() || gc.synced && !gc.unmarked.is_empty()
+        let sweeps = &self.sweeps;
+        sweeps.under_way.is_some() || sweeps.due.is_some() || sweeps.synced && !sweeps.unmarked.is_empty()
     }
 
     fn sweep_on(&mut self) -> Result<bool> {
         let serving = |endpoint: &RemovedEndpoint| self.planner.is_serving(endpoint);
-        let Some(swept) = self.gc.step(&self.object, &mut self.maps, serving)? else { return Ok(false) };
+        let Some(swept) = self.sweeps.step(&self.object, &mut self.maps, serving)? else { return Ok(false) };
         if self.needs_prune && swept.no_flows && !self.stale {
             self.prune();
         }
@@ -92,10 +92,10 @@ impl FlowSweeps for Dataplane {
     fn removed_udp(&self) -> BTreeSet<RemovedEndpoint> {
         // Endpoints that an earlier agent had named may serve again by now: this is unknown before
         // the first sync.
-        if !self.gc.synced {
+        if !self.sweeps.synced {
             return BTreeSet::new();
         }
-        self.gc.removed.iter().filter(|removed| removed.protocol == Protocol::Udp).copied().collect()
+        self.sweeps.removed.iter().filter(|removed| removed.protocol == Protocol::Udp).copied().collect()
     }
 }
 

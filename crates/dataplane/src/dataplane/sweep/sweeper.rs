@@ -1,25 +1,22 @@
-//! A sweep over the flow tables by the packet path's own iterator programs, piece by piece.
+//! A sweep over the flow tables by the packet path's own programs, piece by piece.
 //!
 //! A program that the kernel runs to completion, however long that takes, keeps its CPU from
 //! everything that the scheduler controls: for a full table that is a quarter of a second, in which
-//! packets wait whenever the kernel has left them to a thread (ksoftirqd). An iterator's walk over
-//! a table resumes where it stopped.
-
-use std::{
-    fs::File,
-    io::{self, Read},
-    os::fd::{AsFd, OwnedFd},
-};
+//! packets wait whenever the kernel has left them to a thread (ksoftirqd). A walk over a table
+//! resumes where it stopped.
 
 use anyhow::{Context, Result};
-use aya::{Ebpf, programs::Iter};
+use aya::Ebpf;
 use traffic_policy_ebpf::{
     abi::{Sweep, mark},
     tcp::Timeouts,
 };
 
-use super::pressure::Pressure;
-use crate::dataplane::{bpf::test_run, maps::Maps, sys};
+use super::{
+    pressure::Pressure,
+    walk::{SweptTable, Walk, Walkers},
+};
+use crate::dataplane::{bpf::test_run, maps::Maps};
 
 /// The result of a sweep in one family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,7 +47,7 @@ struct UnderWay {
     family: usize,
     /// The number of tables of the family that have been begun.
     begun: usize,
-    walk: Option<File>,
+    walk: Option<Walk>,
     found: [Found; 2],
 }
 
@@ -109,8 +106,7 @@ impl Sweeper {
     pub fn go_on(&mut self, object: &Ebpf, maps: &mut Maps) -> Result<Option<[Found; 2]>> {
         let Some(mut sweep) = self.under_way.take() else { return Ok(Some([Found::default(); 2])) };
         if let Some(walk) = &mut sweep.walk {
-            let over = piece(walk).context("sweeping a table failed")?;
-            if over {
+            if walk.piece(object, maps)? {
                 sweep.walk = None;
             }
         } else if sweep.family == sweep.found.len() {
@@ -119,16 +115,15 @@ impl Sweeper {
             if sweep.begun == 0 {
                 self.order(object, maps, &sweep)?;
             }
-            if self.walkers.is_none() {
-                self.walkers = Some(Walkers::new(object, maps)?);
-            }
-            let walkers = self.walkers.as_ref();
-            match walkers
-                .and_then(|walkers| walkers.of(sweep.family, sweep.mark != mark::NONE).nth(sweep.begun))
-            {
-                Some(walker) => {
-                    sweep.walk =
-                        Some(sys::walk(walker.as_fd()).context("beginning a walk over a table failed")?);
+            let walkers = match self.walkers.take() {
+                Some(walkers) => walkers,
+                None => Walkers::new(object, maps)?,
+            };
+            let walkers = self.walkers.insert(walkers);
+            let sockets = (sweep.mark != mark::NONE).then_some(SweptTable::Sockets);
+            match [SweptTable::Flows(sweep.family)].into_iter().chain(sockets).nth(sweep.begun) {
+                Some(table) => {
+                    sweep.walk = Some(walkers.begin(table)?);
                     sweep.begun += 1;
                 }
                 None => {
@@ -169,48 +164,5 @@ impl Sweeper {
         };
         self.pressure[family] = Pressure::after(&result, self.sizes[family]);
         Ok(())
-    }
-}
-
-/// The iterators over the tables; pairs are IPv4, IPv6.
-#[derive(Debug)]
-struct Walkers {
-    flows: [OwnedFd; 2],
-    sockets: OwnedFd,
-}
-
-impl Walkers {
-    fn new(object: &Ebpf, maps: &Maps) -> Result<Self> {
-        let walker = |name: &str, map: &OwnedFd| -> Result<OwnedFd> {
-            let program =
-                object.program(name).with_context(|| format!("the packet path has no program {name}"))?;
-            let program: &Iter = program.try_into()?;
-            sys::iterate(program.fd()?.as_fd(), map.as_fd())
-                .with_context(|| format!("{name} cannot walk over its table"))
-        };
-        let swept = &maps.swept;
-        Ok(Self {
-            flows: [walker("tp_gc_flows4", &swept.flows[0])?, walker("tp_gc_flows6", &swept.flows[1])?],
-            sockets: walker("tp_gc_sockets", &swept.sockets)?,
-        })
-    }
-
-    /// Returns the iterators of one family.
-    fn of(&self, family: usize, mark_removed: bool) -> impl Iterator<Item = &OwnedFd> {
-        [&self.flows[family]].into_iter().chain(mark_removed.then_some(&self.sockets))
-    }
-}
-
-/// Continues a walk for one piece; returns whether it has reached the end.
-fn piece(walk: &mut File) -> io::Result<bool> {
-    // The buffer is larger than what the program writes for one piece, and only that write ends a
-    // read.
-    let mut marks = [0; 64];
-    match walk.read(&mut marks) {
-        Ok(length) => Ok(length == 0),
-        // The last piece of another walk ended with its last element, and so this one ended before
-        // its first.
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
-        Err(error) => Err(error),
     }
 }
