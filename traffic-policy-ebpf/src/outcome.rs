@@ -92,7 +92,8 @@ outcomes! {
     /// The packet is longer than the MTU of the route, and must not be fragmented: fragmentation
     /// needed (packet too big) was sent.
     RejectedMtuExceeded = 10, "rejected-mtu-exceeded", Send;
-    /// A segment without a flow to an address that is not this node's: RST was sent.
+    /// A segment without a flow to an address that is not this node's, or one that another node has
+    /// sent although this one forwards its connection by SNAT: RST was sent.
     ResetNoFlow = 11, "reset-no-flow", Send;
 
     /// The destination is a ClusterIP, but none of its ports: port unreachable was sent.
@@ -132,7 +133,8 @@ outcomes! {
     /// Service, or that does not take it.
     DroppedUnknownEndpoint = 31, "dropped-unknown-endpoint", Drop;
     /// A segment amid a connection that this node does not know. The stack of the endpoint's pod
-    /// has one with its addresses and ports, whose numbers the segment's do not fit.
+    /// has one with its addresses and ports, whose numbers the segment's do not fit; or this node
+    /// forwards such a one by SNAT, and another one has sent the segment.
     DroppedOutOfWindow = 52, "dropped-out-of-window", Drop;
 
     /// The first fragment of an SCTP packet whose ports had to be changed: its checksum cannot be

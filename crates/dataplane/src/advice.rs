@@ -77,7 +77,7 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
         }
         Outcome::RejectedTtlExceeded => "its time to live ended at this node, as at any router; `time exceeded` was sent".to_owned(),
         Outcome::RejectedMtuExceeded => "it is longer than the way to the endpoint or client allows and may not be fragmented; the sender was told the size that fits".to_owned(),
-        Outcome::ResetNoFlow => "a segment of a connection that this node does not know; the client was sent RST so that it connects anew".to_owned(),
+        Outcome::ResetNoFlow => "a segment of a connection that this node does not know, or that another node has forwarded directly although the connection goes through this one by SNAT; the client was sent RST so that it connects anew".to_owned(),
         Outcome::RejectedUnknownPort if context.socket => {
             "the address is a ClusterIP, but its Service has no such port; the call failed at once".to_owned()
         }
@@ -103,7 +103,7 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
         Outcome::DroppedMartianSource => format!("no packet from outside can have {client} as its source: it is this node's own or a frontend's, reserved, or its way back is not {}", context.device()),
         Outcome::DroppedUnattachedDevice => "the endpoint is on another node, and the route to it leaves by a device that no program is attached to: its replies would not come back translated".to_owned(),
         Outcome::DroppedUnallocatedClusterIp => "the address lies in the cluster's range of ClusterIPs, and no Service has it".to_owned(),
-        Outcome::DroppedOutOfWindow => "this node does not know the connection; the pod has one with these addresses and ports, whose sequence numbers are others".to_owned(),
+        Outcome::DroppedOutOfWindow => "there is a connection with these addresses and ports whose sequence numbers are others: in the pod, while this node does not know it, or through this node by SNAT, while another node has forwarded the segment directly".to_owned(),
         Outcome::DroppedUnknownEndpoint => "another node has sent it for an endpoint that is not here, or not for this Service".to_owned(),
         Outcome::Passed => "neither its port nor its address belongs to a Service: the node's own traffic".to_owned(),
         Outcome::PassedNotIp => "it is neither IPv4 nor IPv6, or carries a VLAN tag and belongs to the VLAN's own device".to_owned(),

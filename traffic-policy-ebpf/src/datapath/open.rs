@@ -38,6 +38,7 @@ use crate::datapath::{
         select,
     },
     parse::{self, ETHERNET, Parsed, fixed},
+    reject,
     value::{borrow, load},
     verdict::{self, Decision},
     words::load32,
@@ -121,7 +122,7 @@ fn incoming<F: Outer>(packet: Tc) -> Decision {
                 // A connection that this node sends on, or was in front of, goes on.
                 if kind != kind::DIRECT || !owners::may_be_asked(asked) {
                     set!(scratch.opened.pending = 0);
-                    return Outcome::DroppedUnknownEndpoint.into();
+                    return refuse(packet, scratch, &parsed, entry);
                 }
             } else {
                 // The client has come by another node since: its flow through this one is over.
@@ -146,6 +147,31 @@ fn incoming<F: Outer>(packet: Tc) -> Decision {
     let _ = direct::take_number(scratch);
     set!(scratch.opened.pending = 0);
     Outcome::DroppedInternalError.into()
+}
+
+/// Refuses an opened segment of a connection that goes through this node to another one. What all
+/// owners were asked about is dropped. Where the endpoint knows the connection with this node's
+/// address (SNAT), the node in front cannot go on with it, and the client is told, as about a
+/// connection that nobody knows; but only if the numbers are those of the connection, which may be
+/// alive: a segment that a stranger has made does not end it. (The client compares the RST's number
+/// with its own, too: RFC 5961 section 3.)
+#[inline(always)]
+fn refuse<F: Outer>(
+    packet: Tc,
+    scratch: *mut Scratch<F::Address>,
+    parsed: &Parsed<F>,
+    entry: *const Flow<F::Address>,
+) -> Decision {
+    let outcome = if get!(entry.kind) == kind::DIRECT || !owners::goes_on(parsed) {
+        Outcome::DroppedUnknownEndpoint
+    } else if numbers::is_near(&parsed.segment(), get!(entry.numbers)) {
+        Outcome::ResetNoFlow
+    } else {
+        Outcome::DroppedOutOfWindow
+    };
+    let decision = verdict::forget::<F>(Decision::refused(outcome, get!(entry.service)));
+    set!(scratch.opened.routed = decision.is_answered() as u32);
+    reject::if_refused::<Tc, F>(packet, parsed, decision)
 }
 
 /// Whether the datagram at `ip`, for the endpoint of `Scratch::opened`, holds a packet that another
@@ -257,18 +283,6 @@ pub fn changes_way<P: Packet, F: Family>(entry: *const Flow<F::Address>) -> bool
     }
     set!(scratch.opened.way_back = 0);
     true
-}
-
-/// Whether the refused packet that this program answers was opened.
-#[inline(always)]
-pub fn is_answered_by_route<P: Packet, F: Family>() -> bool {
-    if !can_be_opened::<P>() {
-        return false;
-    }
-    let Some(scratch) = F::scratch() else { return false };
-    let routed = get!(scratch.opened.routed);
-    set!(scratch.opened.routed = 0);
-    routed != 0
 }
 
 /// Returns the decision on an opened packet: it is delivered, answered or dropped.

@@ -22,7 +22,6 @@ use crate::datapath::{
         through_front,
     },
     maps::{CONFIG, DEVICES, REJECT_LIMITS, Table},
-    open,
     parse::Parsed,
     value::{borrow, load, store},
     verdict::{self, Decision},
@@ -186,7 +185,7 @@ fn answer<P: Packet, F: Answer>(packet: P, number: u32, leaving: u32) -> Decisio
     let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
     let mtu = get!(scratch.mtu);
     // Before anything ends this: it concerns no other packet.
-    let routed = open::is_answered_by_route::<P, F>();
+    let routed = is_answered_by_route::<P, F>();
     if !take() {
         return Outcome::DroppedRateLimited.into();
     }
@@ -211,6 +210,18 @@ fn answer<P: Packet, F: Answer>(packet: P, number: u32, leaving: u32) -> Decisio
         return if P::TC { Outcome::DroppedInternalError } else { Outcome::PassedToTc }.into();
     }
     Decision::sent(outcome, send_back::<P, F>(packet, leaving, routed))
+}
+
+/// Whether the refused packet was opened.
+#[inline(always)]
+fn is_answered_by_route<P: Packet, F: Family>() -> bool {
+    if !P::TC {
+        return false;
+    }
+    let Some(scratch) = F::scratch() else { return false };
+    let routed = get!(scratch.opened.routed);
+    set!(scratch.opened.routed = 0);
+    routed != 0
 }
 
 /// Sends the answer by the device that the packet came by, or hands it to the stack if the packet

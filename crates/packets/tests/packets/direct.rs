@@ -1,5 +1,6 @@
 //! Direct forwarding: the packet around a packet, and what is opened.
 
+mod by_snat;
 mod established;
 mod full_table;
 mod headers;
@@ -22,7 +23,6 @@ use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Set
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::packet::{Extension, Packet, Transport, chunk, flag};
 
-use crate::dialogue::Dialogue;
 use crate::sweeping::{SLACK, TIMEOUTS, sweeper};
 use crate::table::{CLIENT_PORT, ENDPOINT_PORT, PORT, Terms};
 
@@ -272,36 +272,6 @@ fn what_was_inside_never_passes_untranslated() {
             ] {
                 let ran = harness.run(terms.hook, &arrives(&inner, FRONT, LOCAL.0));
                 assert_eq!(ran.outcome, outcome, "{what}, {terms:?}");
-            }
-        }
-    });
-}
-
-/// A flow of the same client through this node to another one is not taken for it: a segment is not
-/// sent on, and a SYN or datagram begins a flow to the given endpoint.
-#[test]
-fn nothing_is_sent_to_a_third_node() {
-    harness::with(|harness| {
-        for terms in terms(Hook::Ingress) {
-            for establish in [false, true] {
-                set_up_home(harness, VIP);
-                let dialogue = Dialogue::new(terms, VIP);
-                if establish {
-                    dialogue.establish(harness);
-                } else {
-                    dialogue.open(harness);
-                }
-                let request = dialogue.opening();
-                if terms.tcp {
-                    let segment = request.clone().with(|packet| packet.tcp_mut().flags = flag::ACK);
-                    let ran = harness.run(terms.hook, &arrives(&segment, FRONT, LOCAL.0));
-                    ran.expect("dropped-unknown-endpoint");
-                }
-                let delivered = request.clone().destination(terms.at(LOCAL));
-                for _ in 0..2 {
-                    let ran = harness.run(terms.hook, &arrives(&request, FRONT, LOCAL.0));
-                    ran.expect("delivered").expect_frame(&delivered);
-                }
             }
         }
     });
