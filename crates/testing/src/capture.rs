@@ -17,11 +17,11 @@ use nix::cmsg_space;
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::{ControlMessageOwned, LinkAddr, MsgFlags, recvmsg, setsockopt, sockopt};
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::Socket;
 
 use crate::checksum::{Checksum, verify};
-use crate::netlink;
 use crate::netns::Namespace;
+use crate::packet_socket;
 
 // linux/if_packet.h
 const PACKET_AUXDATA: libc::c_int = 8;
@@ -133,8 +133,7 @@ pub fn longest(namespace: &Namespace, device: &str, call: impl FnOnce()) -> Resu
 }
 
 fn open(device: &str) -> Result<Socket> {
-    // Protocol 0 receives nothing until the socket is bound to the device.
-    let socket = Socket::new(Domain::PACKET, Type::RAW, None)?;
+    let socket = packet_socket::unbound()?;
     setsockopt(&socket, sockopt::RcvBufForce, &(64 << 20))?;
     socket.set_read_timeout(Some(Duration::from_millis(20)))?;
     let on: libc::c_int = 1;
@@ -144,20 +143,7 @@ fn open(device: &str) -> Result<Socket> {
         libc::setsockopt(socket.as_raw_fd(), libc::SOL_PACKET, PACKET_AUXDATA, (&raw const on).cast(), length)
     };
     ensure!(result == 0, io::Error::last_os_error());
-    let index = netlink::index(device)?.try_into()?;
-    // SAFETY: the storage is large enough for a sockaddr_ll, which is all that is written, and the
-    // rest is zero.
-    let ((), address) = unsafe {
-        SockAddr::try_init(|storage, length| {
-            let address = storage.cast::<libc::sockaddr_ll>();
-            (*address).sll_family = libc::AF_PACKET as libc::sa_family_t;
-            (*address).sll_protocol = (libc::ETH_P_ALL as u16).to_be();
-            (*address).sll_ifindex = index;
-            *length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-            Ok(())
-        })
-    }?;
-    socket.bind(&address)?;
+    packet_socket::bind(&socket, device, libc::ETH_P_ALL as u16)?;
     Ok(socket)
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use traffic_policy_cluster::model::{
     FrontendKind, Index, NodeInput, Policy, Protocol, ServiceName,
-    object::{EndpointSlice, LastChange, Node, Port, Service, ServiceType, SliceEndpoint, SlicePort},
+    object::{EndpointSlice, Node, Port, Service, ServiceType, SliceEndpoint, SlicePort},
 };
 use traffic_policy_dataplane::sync::frontend;
 use traffic_policy_ebpf::abi::frontend::LOCAL;
@@ -76,11 +76,9 @@ fn objects(service: Service, endpoints: &[(bool, SliceEndpoint)], zones: [Option
         index.apply(EndpointSlice {
             name: ServiceName { namespace: "shop".to_owned(), name: name.to_owned() },
             service: "web".to_owned(),
-            ipv6: false,
             ports: vec![SlicePort { name: String::new(), protocol: Protocol::Tcp, port: 8080 }],
             endpoints: endpoints.iter().filter(|(at, _)| *at == second).map(|(_, e)| e.clone()).collect(),
-            problems: Vec::new(),
-            last_change: LastChange::default(),
+            ..EndpointSlice::default()
         });
     }
     index

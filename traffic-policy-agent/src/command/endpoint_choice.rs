@@ -35,11 +35,12 @@ pub(super) struct ChoiceArguments {
     /// The outer packets in which packets are forwarded directly, to nodes that open them; all
     /// others use `snat`. `ipip`: IPv4 in IPv4, IPv6 in IPv6; `udp`: UDP, port 6080, for networks
     /// that let no other protocol through (Azure), or spread flows by the ports of UDP alone;
-    /// `auto`: what the other node prefers, which is `udp` if that is its own --dispatch, else
-    /// `ipip`, as far as it gets there: this node asks, with --announce-opening and CAP_NET_RAW. A
-    /// node that opens packets opens both. `l2`: none, to the MAC address of the endpoint's node,
-    /// for Services with `maglev`, to nodes of the same segment with the same --forwarding,
-    /// --algorithm and --maglev-size; else as `auto`.
+    /// `auto`: `l2` to nodes that answer it, else what the other node prefers, which is `udp` if
+    /// that is its own --dispatch, else `ipip`, as far as it gets there: this node asks, with
+    /// --announce-opening and CAP_NET_RAW. A node that opens packets opens both. `l2`: none, to the
+    /// MAC address of the endpoint's node, for Services with `maglev`, to nodes of the same segment
+    /// with the same --forwarding, --algorithm and --maglev-size; else as `auto` within outer
+    /// packets.
     #[arg(long, env = "TRAFFIC_POLICY_DISPATCH", default_value = "auto", value_name = "auto|ipip|udp|l2",
         value_parser = dispatch)]
     pub(super) dispatch: DispatchChoice,

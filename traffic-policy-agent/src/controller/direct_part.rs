@@ -8,7 +8,7 @@ use std::{
 };
 
 use traffic_policy_cluster::{
-    model::{Dispatch, DispatchChoice, Forwarding, Index},
+    model::{DispatchChoice, Forwarding, Index},
     source::{DirectNews, DirectPart, DirectTold, Opening},
 };
 use traffic_policy_dataplane::PacketPath;
@@ -249,7 +249,7 @@ impl Part {
 
 /// Whether the other nodes have to know this one by its MAC addresses.
 fn sends_by_mac(own: &DirectPart) -> bool {
-    matches!(own.dispatch, DispatchChoice::Only(Dispatch::L2 { .. }))
+    own.dispatch.is_left_to_the_network()
 }
 
 fn seen<'a>(index: &'a Index, own: &str) -> Option<&'a traffic_policy_cluster::model::object::DirectNode> {

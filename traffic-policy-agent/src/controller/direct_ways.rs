@@ -1,12 +1,13 @@
-//! Probes of other nodes: where nobody has chosen the outer packet (`--dispatch auto`), this node
-//! asks which ones arrive there, and the answers choose it.
+//! Probes of other nodes: where nobody has chosen the dispatch (`--dispatch auto`), this node asks
+//! what arrives there, and the answers choose it.
 
 mod former;
 mod questions;
+mod words;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt, io,
+    io,
     path::Path,
     sync::Arc,
     time::Duration,
@@ -16,8 +17,9 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep_until},
 };
-use traffic_policy_cluster::model::{DirectTarget, Index, Passing, Way, Ways};
+use traffic_policy_cluster::model::{DirectTarget, DispatchChoice, Index, Way, Ways};
 
+use self::words::{InWords, family, report};
 use super::{Settings, service_sync::ServiceSync};
 
 /// The time from when the other nodes are told this one's addresses until they are asked: they open
@@ -31,15 +33,19 @@ const AGAIN: Duration = Duration::from_secs(600);
 const CONFIRM: Duration = Duration::from_secs(3);
 /// The same for one that has answered none.
 const SILENT: Duration = Duration::from_secs(30);
+/// A quarter of the time until a Service that has changed counts as known to all nodes: see
+/// [`Index::age_services`].
+const AGE: Duration = Duration::from_secs(20);
 /// The most nodes that are asked at once, each family counted by itself.
 const AT_ONCE: usize = 16;
-/// The most nodes that a line of the log names.
-const NAMED: usize = 5;
 
 /// A node and an address family.
 type Other = (String, bool);
-/// The way to ask: a test answers itself.
-pub(super) type Ask = Arc<dyn Fn(&[DirectTarget]) -> io::Result<Vec<Way>> + Send + Sync>;
+/// The MAC addresses of other nodes, and whether each takes packets that are sent to it as they
+/// are.
+pub(super) type Macs = BTreeMap<[u8; 6], bool>;
+/// The way to ask these nodes: a test answers itself.
+pub(super) type Ask = Arc<dyn Fn(&[Other], &[DirectTarget], &Macs) -> io::Result<Vec<Way>> + Send + Sync>;
 /// The answers of these nodes.
 pub(super) type Answers = (Vec<Other>, io::Result<Vec<Way>>);
 
@@ -49,6 +55,8 @@ pub(super) enum Happening {
     /// Some node is to be asked, or endpoints are to be looked at.
     Due,
     Answered(Answers),
+    /// Services are older by [`AGE`].
+    Aged,
 }
 
 /// The state of the questions to one node.
@@ -75,6 +83,9 @@ pub(super) struct DirectWays {
     looked: Option<Instant>,
     /// The time at which the first node is due.
     next: Option<Instant>,
+    /// The time at which Services are next older by [`AGE`]; `None`: their age does not count, for
+    /// somebody has chosen.
+    ages: Option<Instant>,
 }
 
 impl DirectWays {
@@ -82,8 +93,13 @@ impl DirectWays {
         let is_on = settings.opening.is_some() && settings.dispatch.is_left_to_the_network();
         let mut ways = Ways::default();
         ways.hold([is_on; 2]);
+        let pins = settings.dataplane.pins.clone();
+        let by = move |others: &[Other], targets: &[DirectTarget], macs: &Macs| {
+            questions::ask(others, targets, macs, pins.as_deref())
+        };
         Self {
-            by: is_on.then(|| Arc::new(questions::ask) as Ask),
+            by: is_on.then(|| Arc::new(by) as Ask),
+            ages: (is_on && settings.dispatch == DispatchChoice::Auto).then(|| Instant::now() + AGE),
             nodes: BTreeMap::new(),
             ways,
             asking: JoinSet::new(),
@@ -96,15 +112,20 @@ impl DirectWays {
 
     /// Goes on with what an earlier agent has found, by its maps.
     pub(super) fn resume(&mut self, pins: Option<&Path>, services: &mut ServiceSync) {
-        match pins.filter(|_| self.by.is_some()).map(former::ways) {
-            Some(Ok(mut ways)) => {
-                ways.hold([true; 2]);
-                self.ways = ways;
+        let mut known = BTreeSet::new();
+        match pins.filter(|_| self.by.is_some()).map(former::find) {
+            Some(Ok(found)) => {
+                self.ways = found.ways;
+                self.ways.hold([true; 2]);
+                known = found.by_mac;
             }
             Some(Err(error)) => {
                 tracing::debug!("no earlier agent has found out what gets to other nodes: {error:#}");
             }
             None => {}
+        }
+        if self.ages.is_some() {
+            services.follow_recent(known);
         }
         services.set_ways(self.ways());
     }
@@ -130,6 +151,7 @@ impl DirectWays {
         tokio::select! {
             Some(Ok(answers)) = self.asking.join_next() => Happening::Answered(answers),
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => Happening::Due,
+            () = sleep_until(self.ages.unwrap_or_else(Instant::now)), if self.ages.is_some() => Happening::Aged,
             else => std::future::pending().await,
         }
     }
@@ -142,6 +164,10 @@ impl DirectWays {
 
     /// Follows an occurrence. Returns whether the maps are to be written.
     pub(super) fn follow_up(&mut self, happening: Happening, services: &mut ServiceSync) -> bool {
+        if matches!(happening, Happening::Aged) {
+            self.ages = Some(Instant::now() + AGE);
+            return services.age();
+        }
         let differs = self.take(happening, services.index(), Instant::now());
         if differs {
             services.set_ways(self.ways());
@@ -162,9 +188,10 @@ impl DirectWays {
             Happening::Due => {
                 let is_due = self.is_stale && self.looked.is_none_or(|looked| now >= looked + FRESH);
                 let differs = is_due && self.look(index, now);
-                self.ask(now);
+                self.ask(&index.desired().direct_macs, now);
                 differs
             }
+            Happening::Aged => false,
             Happening::Answered((others, Ok(ways))) => self.hear(&others, &ways, now),
             Happening::Answered((others, Err(error))) if !questions::are_refused(&error) => {
                 tracing::warn!("other nodes cannot be asked what gets there, trying again: {error}");
@@ -195,7 +222,7 @@ impl DirectWays {
         let differs = self.ways.hold(held);
         self.nodes.retain(|(node, ipv6), asked| {
             let target = targets.of.remove(&(node.clone(), *ipv6));
-            let of = |target: &Option<DirectTarget>| target.map(|target| target.frontend);
+            let of = |target: &Option<DirectTarget>| target.map(|target| (target.frontend, target.by_table));
             if target.is_some() && of(&target) != of(&asked.target) {
                 // A network may treat it otherwise.
                 asked.due = now;
@@ -211,7 +238,7 @@ impl DirectWays {
     }
 
     /// Asks the nodes that are due, in a thread of its own: it waits for answers that are lost.
-    fn ask(&mut self, now: Instant) {
+    fn ask(&mut self, macs: &Macs, now: Instant) {
         let Some(by) = self.by.clone().filter(|_| self.asking.is_empty()) else { return };
         let due = self.nodes.iter().filter(|(_, asked)| asked.due <= now);
         let mut due: Vec<_> =
@@ -222,8 +249,9 @@ impl DirectWays {
         let (others, targets): (Vec<_>, Vec<_>) =
             due.into_iter().map(|(_, other, target)| (other.clone(), target)).unzip();
         if !others.is_empty() {
+            let macs = macs.clone();
             self.asking.spawn_blocking(move || {
-                let answers = by(&targets);
+                let answers = by(&others, &targets, &macs);
                 (others, answers)
             });
         }
@@ -237,7 +265,9 @@ impl DirectWays {
         for ((node, ipv6), way) in others.iter().zip(ways) {
             let Some(asked) = self.nodes.get_mut(&(node.clone(), *ipv6)) else { continue };
             let known = self.ways.known(node, *ipv6);
-            let is_less = known.unwrap_or(Way::OPEN).and(*way) != known.unwrap_or(Way::OPEN);
+            let by_mac = asked.target.is_some_and(|target| target.by_table.is_some());
+            let expected = known.unwrap_or(Way { by_mac, ..Way::OPEN });
+            let is_less = expected.and(*way) != expected;
             if is_less && !asked.doubted {
                 (asked.doubted, asked.due) = (true, now + CONFIRM);
                 continue;
@@ -260,7 +290,7 @@ impl DirectWays {
     /// The nodes to which not everything gets, each with what does.
     pub(super) fn lacking(&self) -> BTreeMap<String, String> {
         let mut lacking = BTreeMap::<_, String>::new();
-        let ways = self.ways.iter().filter(|(.., way)| *way != Way::OPEN);
+        let ways = self.ways.iter().filter(|(.., way)| !way.is_open());
         let asked = ways.filter(|(node, ipv6, _)| self.nodes.contains_key(&((*node).to_owned(), *ipv6)));
         for (node, ipv6, way) in asked {
             let text = lacking.entry(node.to_owned()).or_default();
@@ -271,48 +301,10 @@ impl DirectWays {
     }
 }
 
-fn report(way: Way, ipv6: bool, nodes: &[&str]) {
-    let more = nodes.len().saturating_sub(NAMED);
-    let mut names = nodes[..nodes.len() - more].join(", ");
-    if more > 0 {
-        names = format!("{names} and {more} more");
-    }
-    let family = family(ipv6);
-    if way == Way::OPEN {
-        tracing::info!("{family} that is forwarded directly gets to {names}: {}", InWords(way));
-    } else {
-        tracing::warn!(
-            "not all {family} that is forwarded directly gets to {names}: {} (`check --direct` with a node's name looks closer)",
-            InWords(way)
-        );
-    }
-}
-
-const fn family(ipv6: bool) -> &'static str {
-    if ipv6 { "IPv6" } else { "IPv4" }
-}
-
-/// A way, for the log and `status`.
-struct InWords(Way);
-
-impl fmt::Display for InWords {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let of = |passing: Passing| match (passing.within_ip, passing.within_udp) {
-            (true, true) => "within IP and UDP",
-            (true, false) => "within IP, not UDP",
-            (false, true) => "within UDP, not IP",
-            (false, false) => "not at all",
-        };
-        let Way { direct, tunnel } = self.0;
-        if direct == tunnel {
-            return write!(f, "{}", of(direct));
-        }
-        write!(f, "{}, and with replies through this node {}", of(direct), of(tunnel))
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use traffic_policy_cluster::model::Passing;
+
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -323,10 +315,11 @@ mod tests {
         let target = DirectTarget {
             endpoint: "198.51.100.1".parse().unwrap(),
             frontend: "203.0.113.9:80".parse().unwrap(),
+            by_table: None,
         };
         let asked = Asked { target: Some(target), due: now, doubted: false };
         let ways = DirectWays {
-            by: Some(Arc::new(|targets| Ok(vec![Way::OPEN; targets.len()]))),
+            by: Some(Arc::new(|_, targets, _| Ok(vec![Way::OPEN; targets.len()]))),
             nodes: others.iter().map(|other| (other.clone(), asked)).collect(),
             ways: Ways::default(),
             asking: JoinSet::new(),
@@ -334,22 +327,9 @@ mod tests {
             is_stale: false,
             looked: Some(now),
             next: Some(now),
+            ages: None,
         };
         (ways, others)
-    }
-
-    #[test]
-    fn each_way_has_words() {
-        let [ip, udp] =
-            [(true, false), (false, true)].map(|(within_ip, within_udp)| Passing { within_ip, within_udp });
-        for (direct, tunnel, words) in [
-            (Passing::ALL, Passing::ALL, "within IP and UDP"),
-            (udp, udp, "within UDP, not IP"),
-            (Passing::NONE, Passing::ALL, "not at all, and with replies through this node within IP and UDP"),
-            (ip, Passing::NONE, "within IP, not UDP, and with replies through this node not at all"),
-        ] {
-            assert_eq!(InWords(Way { direct, tunnel }).to_string(), words);
-        }
     }
 
     /// One lost answer changes nothing; what is more than before counts at once.
@@ -358,7 +338,7 @@ mod tests {
         let start = Instant::now();
         let (mut ways, [a, b]) = ways(start);
         let udp = Passing { within_udp: true, ..Passing::NONE };
-        let udp = Way { direct: udp, tunnel: udp };
+        let udp = Way { direct: udp, tunnel: udp, by_mac: false };
         assert!(!ways.hear(std::slice::from_ref(&a), &[udp], start));
         assert_eq!((ways.ways.known("a", false), ways.nodes[&a].due), (None, start + CONFIRM));
         assert!(ways.hear(std::slice::from_ref(&a), &[udp], start + CONFIRM));
@@ -372,6 +352,24 @@ mod tests {
         assert!(!ways.hear(&both, &[Way::CLOSED, Way::OPEN], start), "each by itself");
         assert!(ways.hear(std::slice::from_ref(&a), &[Way::CLOSED], start));
         assert_eq!((ways.nodes[&a].due, ways.nodes[&b].due), (start + SILENT, start + AGAIN));
+
+        // So does what no longer gets there by MAC address.
+        let by_mac = Way { by_mac: true, ..Way::OPEN };
+        assert!(ways.hear(std::slice::from_ref(&b), &[by_mac], start));
+        assert!(!ways.hear(std::slice::from_ref(&b), &[Way::OPEN], start));
+        assert_eq!((ways.ways.known("b", false), ways.nodes[&b].due), (Some(by_mac), start + CONFIRM));
+        assert!(ways.hear(std::slice::from_ref(&b), &[Way::OPEN], start));
+
+        // Nor does the first missing answer count of a node that was never asked before.
+        let target = ways.nodes[&b].target.unwrap();
+        let target = DirectTarget { by_table: Some(target.frontend), ..target };
+        let asked = Asked { target: Some(target), due: start, doubted: false };
+        let c = ("c".to_owned(), false);
+        ways.nodes.insert(c.clone(), asked);
+        assert!(!ways.hear(std::slice::from_ref(&c), &[Way::OPEN], start));
+        assert_eq!((ways.ways.known("c", false), ways.nodes[&c].due), (None, start + CONFIRM));
+        assert!(ways.hear(std::slice::from_ref(&c), &[Way::OPEN], start));
+        assert_eq!((ways.ways.known("c", false), ways.nodes[&c].due), (Some(Way::OPEN), start + AGAIN));
     }
 
     #[tokio::test]
@@ -406,7 +404,7 @@ mod tests {
         let asked = ways.nodes[&a];
         let all = (0..2 * AT_ONCE).map(|number| ((format!("{number:02}"), false), asked));
         ways.nodes = all.collect();
-        ways.by = Some(Arc::new(|targets| Ok(vec![Way::CLOSED; targets.len()])));
+        ways.by = Some(Arc::new(|_, targets, _| Ok(vec![Way::CLOSED; targets.len()])));
         let mut now = start;
         let mut heard = BTreeSet::new();
         for _ in 0..2 {

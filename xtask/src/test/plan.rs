@@ -22,7 +22,8 @@ const ALONE: [&str; 7] = [
 /// idle.
 const FEW: [&str; 3] = ["loss", "policy::direct::changes", "policy::fallback"];
 /// Tests of these suites that measure neither: they wait most of their time, and run beside others.
-const NOT_ALONE: [&str; 5] = [
+const NOT_ALONE: [&str; 6] = [
+    "loss::direct::dispatch::by_mac_address_once_all_nodes_have_heard",
     "loss::direct::a_node_says_why_it_opens_nothing",
     "loss::direct::nodes_without_room_fail_no_write",
     "loss::writes::a_restart_writes_nothing_tc",

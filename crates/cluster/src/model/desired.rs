@@ -61,6 +61,14 @@ pub struct Endpoint {
     pub weight: u16,
 }
 
+impl Endpoint {
+    /// Returns an endpoint on this node, or on one of which nothing is known.
+    #[must_use]
+    pub const fn new(address: SocketAddr, local: bool) -> Self {
+        Self { address, local, remote: false, opens: None, held: None, node: 0, weight: 1 }
+    }
+}
+
 /// The annotation that, under policy Local, lets nodes without an endpoint forward external traffic
 /// as under policy Cluster.
 pub const FALLBACK_ANNOTATION: &str = "traffic-policy.io/external-fallback";
@@ -106,6 +114,23 @@ impl ServicePort {
     #[must_use]
     pub fn external_policy_here(&self) -> Policy {
         if self.external_fallback && self.local.is_empty() { Policy::Cluster } else { self.external_policy }
+    }
+
+    /// Returns the policy that applies to a frontend of this kind on this node now.
+    #[must_use]
+    pub fn policy_here(&self, kind: FrontendKind) -> Policy {
+        if kind == FrontendKind::ClusterIp { self.internal_policy } else { self.external_policy_here() }
+    }
+
+    /// Whether two nodes with the same Maglev table find the same endpoint for a packet to a
+    /// frontend of this kind, so that it need not be named. Each node has node ports at addresses
+    /// of its own, and remembers clients of its own.
+    #[must_use]
+    pub fn is_alike_everywhere(&self, kind: FrontendKind) -> bool {
+        self.forwarding == Forwarding::Direct
+            && self.policy_here(kind) == Policy::Cluster
+            && self.affinity.is_none()
+            && !kind.is_node_port()
     }
 }
 

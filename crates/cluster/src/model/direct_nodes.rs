@@ -14,6 +14,9 @@ pub struct DirectTarget {
     pub endpoint: IpAddr,
     /// A TCP frontend of a Service that has the endpoint, on an address that is not this node's.
     pub frontend: SocketAddr,
+    /// Such a frontend, of any Service with an endpoint there, whose packets need not name the
+    /// endpoint: the node finds it by its own table.
+    pub by_table: Option<SocketAddr>,
 }
 
 /// The nodes that can be asked, and by which packet.

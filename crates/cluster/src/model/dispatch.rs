@@ -47,7 +47,8 @@ impl Dispatch {
 /// `--dispatch`: which dispatch a node uses, of those that another one opens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DispatchChoice {
-    /// The one that the other node prefers.
+    /// The MAC address of a node that has answered a packet sent to it, else the outer packet that
+    /// the other node prefers of those that get there.
     #[default]
     Auto,
     /// This dispatch alone, since the network may drop the others: a node that does not open it
@@ -63,19 +64,20 @@ impl DispatchChoice {
     }
 
     /// Returns the dispatch towards a node that opens these, the preferred one first; `None`: its
-    /// packets are not forwarded directly. `passing`: what gets there and is answered, which counts
-    /// where nobody has chosen.
-    pub(super) fn towards(self, opened: &[Dispatch], passing: Passing) -> Option<Dispatch> {
+    /// packets are not forwarded directly. `passing` and `by_mac`: what gets there and is answered,
+    /// which counts where nobody has chosen.
+    pub(super) fn towards(self, opened: &[Dispatch], passing: Passing, by_mac: bool) -> Option<Dispatch> {
         let mut named = opened.iter().copied().filter(|opened| opened.within() == *opened);
         let passes = named.find(|dispatch| passing.has(*dispatch));
-        match self {
-            Self::Auto => passes,
-            Self::Only(wanted @ Dispatch::L2 { .. }) if opened.contains(&wanted) => {
-                passes.map(|next| Dispatch::L2 { else_udp: next == Dispatch::Udp })
-            }
-            Self::Only(Dispatch::L2 { .. }) => passes,
-            Self::Only(wanted) => opened.contains(&wanted).then_some(wanted),
+        let by_mac = match self {
+            Self::Auto => by_mac,
+            Self::Only(Dispatch::L2 { .. }) => true,
+            Self::Only(wanted) => return opened.contains(&wanted).then_some(wanted),
+        };
+        if by_mac && opened.contains(&Dispatch::L2 { else_udp: false }) {
+            return passes.map(|next| Dispatch::L2 { else_udp: next == Dispatch::Udp });
         }
+        passes
     }
 
     /// Whether what gets to other nodes decides on the outer packet.
@@ -129,17 +131,29 @@ pub struct Way {
     pub direct: Passing,
     /// The packets whose answers come within an outer packet (`tunnel`).
     pub tunnel: Passing,
+    /// Whether a packet that is sent to the node's MAC address as it is has been answered.
+    pub by_mac: bool,
 }
 
 impl Way {
-    pub const OPEN: Self = Self { direct: Passing::ALL, tunnel: Passing::ALL };
-    pub const CLOSED: Self = Self { direct: Passing::NONE, tunnel: Passing::NONE };
-    pub const WITHIN_UDP: Self = Self { direct: Passing::UDP, tunnel: Passing::UDP };
+    pub const OPEN: Self = Self { direct: Passing::ALL, tunnel: Passing::ALL, by_mac: false };
+    pub const CLOSED: Self = Self { direct: Passing::NONE, tunnel: Passing::NONE, by_mac: false };
+    pub const WITHIN_UDP: Self = Self { direct: Passing::UDP, tunnel: Passing::UDP, by_mac: false };
 
     /// Returns what passes on both ways.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
-        Self { direct: self.direct.and(other.direct), tunnel: self.tunnel.and(other.tunnel) }
+        Self {
+            direct: self.direct.and(other.direct),
+            tunnel: self.tunnel.and(other.tunnel),
+            by_mac: self.by_mac && other.by_mac,
+        }
+    }
+
+    /// Whether all passes that travels within an outer packet.
+    #[must_use]
+    pub fn is_open(self) -> bool {
+        Self { by_mac: false, ..self } == Self::OPEN
     }
 }
 
@@ -195,7 +209,8 @@ impl Ways {
     }
 
     /// Returns the way to nodes that were not asked: only that passes which does to all others that
-    /// answer, since one network mostly treats them alike. Its cost is that of all known ways.
+    /// answer, since one network mostly treats them alike; nothing by MAC address, for which each
+    /// has to answer itself. Its cost is that of all known ways.
     pub(super) fn to_others(&self, ipv6: bool) -> Way {
         let family = usize::from(ipv6);
         if self.nodes[family].is_empty() {
@@ -206,7 +221,7 @@ impl Ways {
             let passing = ways().map(of).filter(|passing| *passing != Passing::NONE);
             passing.reduce(Passing::and).unwrap_or(Passing::NONE)
         };
-        Way { direct: common(|way| way.direct), tunnel: common(|way| way.tunnel) }
+        Way { direct: common(|way| way.direct), tunnel: common(|way| way.tunnel), by_mac: false }
     }
 }
 
@@ -235,8 +250,24 @@ mod tests {
             (l2, ipip.opened(), UDP_ALONE, Some(Dispatch::L2 { else_udp: true })),
             (l2, ipip.opened(), Passing::NONE, None),
         ] {
-            assert_eq!(own.towards(&opened, passing), used, "{own:?} {opened:?} {passing:?}");
+            assert_eq!(own.towards(&opened, passing, false), used, "{own:?} {opened:?} {passing:?}");
         }
+    }
+
+    #[test]
+    fn nobody_chooses_the_mac_address_but_its_answer() {
+        let l2 = |else_udp| Some(Dispatch::L2 { else_udp });
+        let opened = DispatchChoice::Auto.opened();
+        let auto =
+            |opened: &[Dispatch], passing, by_mac| DispatchChoice::Auto.towards(opened, passing, by_mac);
+        assert_eq!(auto(&opened, Passing::ALL, true), l2(false));
+        assert_eq!(auto(&opened, UDP_ALONE, true), l2(true));
+        assert_eq!(auto(&opened, Passing::ALL, false), Some(Dispatch::Ipip));
+        // A flow must be able to name its endpoint at any time.
+        assert_eq!(auto(&opened, Passing::NONE, true), None);
+        assert_eq!(auto(&opened[..2], Passing::ALL, true), Some(Dispatch::Ipip), "it does not take them");
+        let ipip = DispatchChoice::Only(Dispatch::Ipip);
+        assert_eq!(ipip.towards(&opened, Passing::ALL, true), Some(Dispatch::Ipip), "somebody has chosen");
     }
 
     #[test]
@@ -259,7 +290,7 @@ mod tests {
         let mut ways = Ways::default();
         assert!(ways.hold([true, false]) && !ways.hold([true, false]));
         assert_eq!((ways.to_others(false), ways.to_others(true)), (Way::CLOSED, Way::OPEN));
-        ways.set("b", false, Way::OPEN);
+        ways.set("b", false, Way { by_mac: true, ..Way::OPEN });
         assert_eq!(ways.to_others(false), Way::OPEN);
     }
 
@@ -283,7 +314,7 @@ mod tests {
             (DispatchChoice::Auto, &l2.opened()[..], Some(Dispatch::Ipip)),
             (DispatchChoice::Auto, &[][..], None),
         ] {
-            assert_eq!(own.towards(opened, Passing::ALL), used, "{own:?} towards {opened:?}");
+            assert_eq!(own.towards(opened, Passing::ALL, false), used, "{own:?} towards {opened:?}");
         }
         assert_eq!(DispatchChoice::parse("auto"), Some(DispatchChoice::Auto));
         assert_eq!(DispatchChoice::parse("udp"), Some(udp));

@@ -7,6 +7,7 @@ mod foreign;
 mod leaving;
 mod objects;
 mod ports;
+mod recent;
 mod settle;
 mod silent;
 
@@ -56,6 +57,7 @@ pub struct Index {
     /// The number of such judgements, for tests.
     #[cfg(test)]
     direct_judgements: usize,
+    recent: recent::Recent,
     synced: bool,
 
     dirty: BTreeSet<ServiceName>,
@@ -297,7 +299,11 @@ impl Index {
     fn wanted_by(&self, name: &ServiceName) -> Option<Wanted> {
         let service = self.services.get(name)?;
         let slices: Vec<_> = self.slices_of(name).collect();
-        Some(service_port::wanted(service, &slices, &self.context))
+        let mut wanted = service_port::wanted(service, &slices, &self.context);
+        if self.is_recent(name) {
+            wanted.name_endpoints();
+        }
+        Some(wanted)
     }
 
     /// Refuses a Service because other Services leave no room for it, unless it is refused already.

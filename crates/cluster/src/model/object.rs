@@ -113,7 +113,7 @@ pub struct Port {
     pub node_port: u16,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointSlice {
     pub name: ServiceName,
     /// The Service that the label `kubernetes.io/service-name` names, in the slice's namespace.
@@ -171,6 +171,23 @@ pub struct SliceEndpoint {
     pub for_nodes: Vec<Box<str>>,
     /// `targetRef.name`, if it was requested.
     pub pod: Option<Box<str>>,
+}
+
+impl SliceEndpoint {
+    /// Returns an endpoint that is ready, or else terminating, without hints.
+    #[must_use]
+    pub fn new(address: IpAddr, node: Option<&str>, ready: bool) -> Self {
+        Self {
+            address,
+            node_name: node.map(Into::into),
+            ready,
+            serving: ready,
+            terminating: !ready,
+            for_zones: Vec::new(),
+            for_nodes: Vec::new(),
+            pod: None,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -204,7 +204,7 @@ fn drains(endpoint: &SliceEndpoint) -> bool {
 /// An endpoint for a list.
 fn chosen(address: SocketAddr, endpoint: &SliceEndpoint, local: bool) -> Endpoint {
     let remote = !local && endpoint.node_name.is_some();
-    Endpoint { address, local, remote, opens: None, held: None, node: 0, weight: 1 }
+    Endpoint { remote, ..Endpoint::new(address, local) }
 }
 
 /// The topology hints of ready endpoints, where they apply: one endpoint without a hint of a kind

@@ -12,7 +12,7 @@
 
 mod packet;
 #[expect(unsafe_code, reason = "the address of a packet socket is a structure of C")]
-mod station;
+pub mod station;
 mod tap;
 
 use std::{

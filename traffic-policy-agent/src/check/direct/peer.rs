@@ -65,9 +65,6 @@ pub(super) enum ByMac {
 }
 
 /// Asks the node of this name, once for each family.
-///
-/// # Errors
-/// No packet can be sent there.
 pub(super) async fn ask(settings: &Settings, name: &str) -> Result<Vec<Facts>> {
     let pinned = Pinned::open(&settings.pins)?;
     let nodes = Nodes::read(&pinned)?;
@@ -96,7 +93,7 @@ pub(super) async fn ask(settings: &Settings, name: &str) -> Result<Vec<Facts>> {
         };
         let Some(endpoint) = port.cluster.iter().find(|endpoint| there(endpoint)) else { continue };
         let uses_mac = matches!(endpoint.opens, Some(Dispatch::L2 { .. })) && port.forwarding.is_direct();
-        let target = DirectTarget { endpoint: endpoint.address.ip(), frontend };
+        let target = DirectTarget { endpoint: endpoint.address.ip(), frontend, by_table: None };
         let owner = |client| {
             // A connection of another endpoint would be sent on, and get an entry there.
             port.owner(&pinned, client, frontend).ok().flatten().is_none_or(|owner| there(&owner))

@@ -85,29 +85,13 @@ fn listeners_on_node_ports() {
     ];
     expect(&facts, Severity::Note, "listener", "nginx (process 7) listens on TCP port 31000", "--node-ports");
     facts.services.push(Service {
-        foreign: false,
-        name: ServiceName { namespace: "default".into(), name: "web".into() },
-        created: None,
         service_type: ServiceType::LoadBalancer,
-        cluster_ips: Vec::new(),
         ipv4: true,
         ipv6: true,
-        external_ips: Vec::new(),
-        load_balancer_ips: Vec::new(),
         ports: vec![Port { name: String::new(), protocol: Protocol::Tcp, port: 80, node_port: 31_000 }],
         external_policy: Policy::Local,
-        internal_policy: Policy::Cluster,
-        source_ranges: Vec::new(),
-        affinity: None,
         health_check_node_port: 32_000,
-        health_annotation: 0,
-        external_fallback: false,
-        forwarding: None,
-        algorithm: None,
-        weights: Default::default(),
-        drain: None,
-        problems: Vec::new(),
-        signs: None,
+        ..Service::unserved(ServiceName { namespace: "default".into(), name: "web".into() })
     });
     expect(&facts, Severity::Warning, "listener", "the node port of Service default/web", "another nodePort");
     facts.listeners = vec![listener(Protocol::Tcp, "0.0.0.0:32000", "nginx")];

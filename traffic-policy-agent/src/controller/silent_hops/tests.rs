@@ -1,6 +1,6 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use traffic_policy_cluster::model::object::{EndpointSlice, LastChange, SliceEndpoint, SlicePort};
+use traffic_policy_cluster::model::object::{EndpointSlice, SliceEndpoint, SlicePort};
 use traffic_policy_cluster::model::{Protocol, ServiceName};
 
 use super::*;
@@ -15,25 +15,16 @@ fn endpoint(last: u8) -> IpAddr {
 
 /// Endpoints by their last octets, with their nodes: none for the empty name.
 fn index(endpoints: &[(u8, &str)]) -> Index {
-    let endpoints = endpoints.iter().map(|(last, node)| SliceEndpoint {
-        address: endpoint(*last),
-        node_name: (!node.is_empty()).then(|| (*node).into()),
-        ready: true,
-        serving: true,
-        terminating: false,
-        for_zones: Vec::new(),
-        for_nodes: Vec::new(),
-        pod: None,
+    let endpoints = endpoints.iter().map(|(last, node)| {
+        SliceEndpoint::new(endpoint(*last), Some(*node).filter(|node| !node.is_empty()), true)
     });
     let mut index = Index::default();
     index.apply(EndpointSlice {
         name: ServiceName { namespace: "ns".to_owned(), name: "web-1".to_owned() },
         service: "web".to_owned(),
-        ipv6: false,
         ports: vec![SlicePort { name: String::new(), protocol: Protocol::Tcp, port: 8080 }],
         endpoints: endpoints.collect(),
-        problems: Vec::new(),
-        last_change: LastChange::default(),
+        ..EndpointSlice::default()
     });
     index
 }

@@ -4,12 +4,14 @@ mod room;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
 use super::{Changes, Index, Indexed};
 use crate::model::{
-    Dispatch, DispatchChoice, Forwarding, FrontendKind, Limits, NodeInput, Protocol, ServiceName, Way, Ways,
+    Algorithm, Dispatch, DispatchChoice, Forwarding, Frontend, FrontendKind, Limits, NodeInput, Protocol,
+    ServiceName, Way, Ways,
     direct_nodes::{DirectNodes, DirectTarget, DirectTargets, Opener},
     object::DirectNode,
 };
@@ -71,7 +73,7 @@ impl Index {
     /// frontend of its Service that is on no node's own address, of TCP: by a packet to that, the
     /// node can be asked what gets there. Only Services that are forwarded directly count, and
     /// addresses from outside the cluster come first: a network may let a node send from those
-    /// alone.
+    /// alone. For what is sent to MAC addresses, those with Maglev tables count alone.
     #[must_use]
     pub fn direct_targets(&self) -> DirectTargets {
         let mut is_used = [false; 2];
@@ -80,34 +82,40 @@ impl Index {
         let mut nodes = [false, true].map(|ipv6| {
             let opening = self.direct.values().filter(|other| other.opens_family(ipv6));
             let numbers = opening.map(|other| self.context.numbers.get(&other.node));
-            // The packet, and whether its frontend has an address from inside the cluster.
-            let unknown = numbers.filter(|number| *number != 0).map(|number| (number, None));
-            unknown.collect::<HashMap<_, Option<(bool, DirectTarget)>>>()
+            let unknown = numbers.filter(|number| *number != 0);
+            unknown.map(|number| (number, Candidate::default())).collect::<HashMap<_, _>>()
         });
         for (key, port) in self.desired.ports.iter().filter(|(_, port)| port.forwarding.is_direct()) {
             let family = usize::from(key.ipv6);
-            let foreign = port.frontends.iter().filter(|frontend| !frontend.kind.is_node_port());
-            let frontends =
-                foreign.map(|frontend| (frontend.kind == FrontendKind::ClusterIp, frontend.address));
-            let frontend = frontends.min().filter(|_| key.protocol == Protocol::Tcp);
+            let is_tcp = key.protocol == Protocol::Tcp;
+            let foreign = port.frontends.iter().filter(|frontend| is_tcp && !frontend.kind.is_node_port());
+            let found = |frontend: &Frontend| (frontend.kind == FrontendKind::ClusterIp, frontend.address);
+            let frontend = foreign.clone().map(found).min();
+            let alike = foreign.filter(|frontend| {
+                port.algorithm == Algorithm::Maglev && port.is_alike_everywhere(frontend.kind)
+            });
+            let by_table = alike.map(found).min();
             for endpoint in port.cluster.iter().filter(|endpoint| endpoint.remote) {
                 let Some(held) = nodes[family].get_mut(&endpoint.node) else { continue };
-                let better = frontend
-                    .filter(|(is_inside, _)| held.is_none_or(|(was_inside, _)| was_inside && !is_inside));
+                let better = frontend.filter(|frontend| is_better(*frontend, held.frontend));
+                let better_table = by_table.filter(|by_table| is_better(*by_table, held.by_table));
                 let address = endpoint.address.ip();
-                if is_used[family] && better.is_none() || self.context.direct.addresses.contains(&address) {
+                if is_used[family] && better.is_none() && better_table.is_none()
+                    || self.context.direct.addresses.contains(&address)
+                {
                     continue;
                 }
                 is_used[family] = true;
-                if let Some((is_inside, frontend)) = better {
-                    *held = Some((is_inside, DirectTarget { endpoint: address, frontend }));
+                if better.is_some() {
+                    (held.endpoint, held.frontend) = (Some(address), better);
                 }
+                held.by_table = better_table.or(held.by_table);
             }
         }
         let mut of = BTreeMap::new();
         for (targets, ipv6) in nodes.into_iter().zip([false, true]) {
             of.extend(targets.into_iter().filter_map(|(number, target)| {
-                Some(((self.context.numbers.name(number)?.to_owned(), ipv6), target?.1))
+                Some(((self.context.numbers.name(number)?.to_owned(), ipv6), target.packet()?))
             }));
         }
         DirectTargets { of, is_used }
@@ -155,13 +163,14 @@ impl Index {
                     // end the connection. A flow keeps its way, and UDP passes nearly everywhere.
                     let way = known.unwrap_or(if awaited { Way::WITHIN_UDP } else { not_asked });
                     let alike = other.choice.as_ref() == Some(&input.choice);
-                    let within = |passing| {
-                        let dispatch = input.dispatch.towards(&other.dispatches, passing)?;
+                    let within = |passing, by_mac| {
+                        let dispatch = input.dispatch.towards(&other.dispatches, passing, by_mac)?;
                         Some(if alike { dispatch } else { dispatch.within() })
                     };
-                    let tunnel = within(way.tunnel).filter(|_| other.tunnels);
+                    let tunnel = within(way.tunnel, false).filter(|_| other.tunnels);
                     let held = input.hold_direct || awaited;
-                    let opener = Opener { direct: within(way.direct), tunnel, sctp: other.sctp, held };
+                    let opener =
+                        Opener { direct: within(way.direct, way.by_mac), tunnel, sctp: other.sctp, held };
                     let is_used = opener.direct.is_some() || opener.tunnel.is_some();
                     is_used.then(|| (other.node.clone(), opener))
                 })
@@ -200,6 +209,30 @@ impl Index {
             }
         }
     }
+}
+
+/// A frontend, and whether its address is from inside the cluster.
+type Found = (bool, SocketAddr);
+
+/// The packet by which a node can be asked, as far as it is known.
+#[derive(Clone, Copy, Default)]
+struct Candidate {
+    endpoint: Option<IpAddr>,
+    /// See [`DirectTarget`].
+    frontend: Option<Found>,
+    by_table: Option<Found>,
+}
+
+impl Candidate {
+    fn packet(self) -> Option<DirectTarget> {
+        let by_table = self.by_table.map(|(_, frontend)| frontend);
+        Some(DirectTarget { endpoint: self.endpoint?, frontend: self.frontend?.1, by_table })
+    }
+}
+
+/// Whether a frontend is from outside, and the one that is held is not, or there is none.
+fn is_better((is_inside, _): Found, held: Option<Found>) -> bool {
+    held.is_none_or(|(was_inside, _)| was_inside && !is_inside)
 }
 
 /// Returns the nodes that one of two maps lacks, or has with another way.

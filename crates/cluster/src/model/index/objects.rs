@@ -14,6 +14,7 @@ impl Indexed for Service {
             return false;
         }
         index.dirty.insert(self.name.clone());
+        index.recent.note(&self.name, !index.services.contains_key(&self.name));
         index.services.insert(self.name.clone(), self);
         true
     }
@@ -22,6 +23,7 @@ impl Indexed for Service {
         let found = index.services.remove(name).is_some();
         if found {
             index.dirty.insert(name.clone());
+            index.recent.forget(name);
         }
         found
     }

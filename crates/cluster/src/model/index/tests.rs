@@ -1,6 +1,7 @@
 mod cost;
 mod direct_changes;
 mod direct_targets;
+mod recent;
 mod tenants;
 
 use std::{net::Ipv4Addr, time::Duration};
@@ -11,7 +12,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::model::{
     Limits, Policy, Protocol, ServicePortKey,
-    object::{LastChange, Port, ServiceType, SliceEndpoint, SlicePort},
+    object::{Port, ServiceType, SliceEndpoint, SlicePort},
     render,
 };
 
@@ -21,29 +22,15 @@ fn name(namespace: &str, name: &str) -> ServiceName {
 
 fn service(i: u8, created: Option<i64>, node_port: u16, vip: u8, external_policy: Policy) -> Service {
     Service {
-        foreign: false,
-        name: name("ns", &format!("s{i}")),
         created,
         service_type: ServiceType::LoadBalancer,
         cluster_ips: vec![Ipv4Addr::new(10, 96, 0, i).into()],
         ipv4: true,
-        ipv6: false,
-        external_ips: Vec::new(),
         load_balancer_ips: vec![Ipv4Addr::new(192, 0, 2, vip).into()],
         ports: vec![Port { name: "web".to_owned(), protocol: Protocol::Tcp, port: 80, node_port }],
         external_policy,
-        internal_policy: Policy::Cluster,
-        source_ranges: Vec::new(),
-        affinity: None,
         health_check_node_port: 32_000,
-        health_annotation: 0,
-        external_fallback: false,
-        forwarding: None,
-        algorithm: None,
-        weights: Default::default(),
-        drain: None,
-        signs: None,
-        problems: Vec::new(),
+        ..Service::unserved(name("ns", &format!("s{i}")))
     }
 }
 
@@ -51,23 +38,14 @@ fn slice(i: u8, of: u8, endpoints: Vec<(u8, bool, bool)>) -> EndpointSlice {
     EndpointSlice {
         name: name("ns", &format!("slice{i}")),
         service: format!("s{of}"),
-        ipv6: false,
         ports: vec![SlicePort { name: "web".to_owned(), protocol: Protocol::Tcp, port: 8080 }],
         endpoints: endpoints
             .into_iter()
-            .map(|(last, here, ready)| SliceEndpoint {
-                address: Ipv4Addr::new(10, 1, 0, last).into(),
-                node_name: here.then(|| "here".into()),
-                ready,
-                serving: ready,
-                terminating: !ready,
-                for_zones: Vec::new(),
-                for_nodes: Vec::new(),
-                pod: None,
+            .map(|(last, here, ready)| {
+                SliceEndpoint::new(Ipv4Addr::new(10, 1, 0, last).into(), here.then_some("here"), ready)
             })
             .collect(),
-        problems: Vec::new(),
-        last_change: LastChange::default(),
+        ..EndpointSlice::default()
     }
 }
 

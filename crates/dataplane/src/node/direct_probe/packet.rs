@@ -159,7 +159,8 @@ mod tests {
         } else {
             ["10.0.2.2", "203.0.113.9:80", "192.0.2.1:40000"]
         };
-        let target = DirectTarget { endpoint: text[0].parse().unwrap(), frontend: text[1].parse().unwrap() };
+        let frontend = text[1].parse().unwrap();
+        let target = DirectTarget { endpoint: text[0].parse().unwrap(), frontend, by_table: None };
         (target, text[2].parse().unwrap())
     }
 

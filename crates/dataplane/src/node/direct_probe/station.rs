@@ -5,8 +5,12 @@ use std::io;
 use socket2::SockAddr;
 
 /// Returns the address by which a packet socket sends packets of a protocol (of ETH_P_*, host
-/// order) to the MAC address of a neighbour at a device.
-pub(super) fn of(link: u32, mac: [u8; 6], protocol: u16) -> io::Result<SockAddr> {
+/// order) to the MAC address of a neighbour at a device, or receives its packets: then the MAC
+/// address does not count.
+///
+/// # Errors
+/// The device's number is beyond those of the kernel.
+pub fn of(link: u32, mac: [u8; 6], protocol: u16) -> io::Result<SockAddr> {
     let index = i32::try_from(link).map_err(io::Error::other)?;
     // SAFETY: the storage is large enough for a sockaddr_ll, which is all that is written, and the
     // rest is zero.

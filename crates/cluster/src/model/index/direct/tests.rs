@@ -209,8 +209,8 @@ fn packets_travel_in_what_gets_there() {
     for (way, auto) in [
         (None, both(Dispatch::Ipip)),
         (Some(Way::OPEN), both(Dispatch::Ipip)),
-        (Some(Way { direct: udp, tunnel: udp }), both(Dispatch::Udp)),
-        (Some(Way { direct: Passing::NONE, tunnel: udp }), [None, Some(Dispatch::Udp)]),
+        (Some(Way { direct: udp, tunnel: udp, by_mac: false }), both(Dispatch::Udp)),
+        (Some(Way { tunnel: udp, ..Way::CLOSED }), [None, Some(Dispatch::Udp)]),
         (Some(Way::CLOSED), [None; 2]),
     ] {
         let mut ways = Ways::default();

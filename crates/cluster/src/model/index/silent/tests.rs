@@ -6,7 +6,7 @@ use std::{
 
 use crate::model::{
     Index, NodeInput, Policy, Protocol, ServiceName, Silent,
-    object::{EndpointSlice, LastChange, LeavingNode, Port, Service, SliceEndpoint, SlicePort},
+    object::{EndpointSlice, LeavingNode, Port, Service, SliceEndpoint, SlicePort},
 };
 
 fn service(number: u16, protocol: Protocol) -> Service {
@@ -24,24 +24,16 @@ fn service(number: u16, protocol: Protocol) -> Service {
 /// A slice with one endpoint on each of these nodes.
 fn slice(number: u16, protocol: Protocol, nodes: &[&str]) -> EndpointSlice {
     let [high, low] = number.to_be_bytes();
-    let endpoints = nodes.iter().zip(1..).map(|(node, last): (_, u8)| SliceEndpoint {
-        address: Ipv4Addr::new(10, 100u8.wrapping_add(high), low, last).into(),
-        node_name: Some((*node).into()),
-        ready: true,
-        serving: true,
-        terminating: false,
-        for_zones: Vec::new(),
-        for_nodes: Vec::new(),
-        pod: None,
+    let endpoints = nodes.iter().zip(1..).map(|(node, last): (_, u8)| {
+        let address = Ipv4Addr::new(10, 100u8.wrapping_add(high), low, last).into();
+        SliceEndpoint::new(address, Some(node), true)
     });
     EndpointSlice {
         name: ServiceName { namespace: "ns".to_owned(), name: format!("slice{number}") },
         service: format!("s{number}"),
-        ipv6: false,
         ports: vec![SlicePort { name: String::new(), protocol, port: 8080 }],
         endpoints: endpoints.collect(),
-        problems: Vec::new(),
-        last_change: LastChange::default(),
+        ..EndpointSlice::default()
     }
 }
 

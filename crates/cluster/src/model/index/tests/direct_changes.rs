@@ -63,8 +63,8 @@ fn services_with_endpoints_there_change() {
         assert_eq!(changed(&input, Forwarding::Direct, states), Some(used), "the Lease");
     }
     let within_udp = Passing { within_udp: true, ..Passing::NONE };
-    let states =
-        [Way::OPEN, Way { direct: within_udp, tunnel: within_udp }].map(|way| (by(&[ipip, udp]), way));
+    let states = [Way::OPEN, Way { direct: within_udp, tunnel: within_udp, by_mac: false }]
+        .map(|way| (by(&[ipip, udp]), way));
     assert_eq!(changed(&input, Forwarding::Direct, states), Some(udp), "what gets there");
     let states = [true, false].map(|tunnels| (DirectNode { tunnels, ..by(&[ipip]) }, Way::OPEN));
     assert_eq!(changed(&input, Forwarding::Tunnel, states), None, "it answers the client itself");

@@ -1,9 +1,12 @@
 //! Packets by which other nodes can be asked what gets there.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use super::*;
-use crate::model::{Dispatch, Forwarding, object::DirectNode};
+use crate::model::{Algorithm, Dispatch, Forwarding, object::DirectNode};
 
 pub(super) fn lease(node: &str, address: &str, opens: bool) -> DirectNode {
     DirectNode {
@@ -85,6 +88,25 @@ fn one_for_each_node_from_outside_if_there_is_any() {
     apply(&mut index, direct(4, true), &[("b", 7)]);
     let mixed = [of("a", 4, "10.96.0.3:80"), of("b", 7, "192.0.2.4:80")];
     assert_eq!(targets(&mut index), (mixed.to_vec(), [true, false]));
+
+    // By MAC address a node is asked by a Service whose endpoints it finds by a table.
+    let by_table = |index: &mut Index, service: Service| {
+        apply(index, service, &[("b", 8)]);
+        let _ = index.update(&input(1));
+        let targets = index.direct_targets().of;
+        assert_eq!(targets[&("b".to_owned(), false)].frontend, "192.0.2.4:80".parse().unwrap());
+        ["a", "b"].map(|node| targets[&(node.to_owned(), false)].by_table.map(|by| by.to_string()))
+    };
+    let maglev = || Service { algorithm: Some(Algorithm::Maglev), ..direct(5, false) };
+    for (service, wanted) in [
+        (maglev(), Some("10.96.0.5:80".to_owned())),
+        (Service { affinity: Some(Duration::from_secs(1)), ..maglev() }, None),
+        (Service { forwarding: Some(Forwarding::Tunnel), ..maglev() }, None),
+        (Service { internal_policy: Policy::Local, ..maglev() }, None),
+        (Service { algorithm: None, ..maglev() }, None),
+    ] {
+        assert_eq!(by_table(&mut index, service.clone()), [None, wanted], "{service:?}");
+    }
 
     // An endpoint with the address of a node gets nothing directly.
     index.apply(lease("d", "10.1.0.4", false));
