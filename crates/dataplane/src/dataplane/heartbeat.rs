@@ -73,9 +73,6 @@ pub fn beat(maps: &mut Maps, object: &Ebpf) -> Result<()> {
 }
 
 /// Records that the maps hold the desired state.
-///
-/// # Errors
-/// clock_gettime(2) knows no CLOCK_MONOTONIC, which does not happen on Linux.
 pub fn synced(maps: &mut Maps) -> Result<()> {
     maps.heartbeat.store(heartbeat::synced, clock::monotonic()?);
     maps.heartbeat.store(heartbeat::failing, 0);
@@ -83,9 +80,6 @@ pub fn synced(maps: &mut Maps) -> Result<()> {
 }
 
 /// Records that writing the maps failed.
-///
-/// # Errors
-/// clock_gettime(2) knows no CLOCK_MONOTONIC, which does not happen on Linux.
 pub fn failing(maps: &mut Maps) -> Result<()> {
     if maps.heartbeat.load(heartbeat::failing) == 0 {
         maps.heartbeat.store(heartbeat::failing, clock::monotonic()?);

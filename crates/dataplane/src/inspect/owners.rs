@@ -163,15 +163,7 @@ mod tests {
 
     #[test]
     fn a_slot_with_two_former_owners_counts_once() {
-        let endpoint = |last: u8| Endpoint {
-            address: ([10, 0, 0, last], 80).into(),
-            local: false,
-            remote: true,
-            opens: None,
-            held: None,
-            node: 0,
-            weight: 1,
-        };
+        let endpoint = |last: u8| Endpoint::new(([10, 0, 0, last], 80).into(), false);
         let endpoints = [endpoint(2), endpoint(1), endpoint(3)];
         let counted = count(&endpoints, &[vec![0, 1, NOBODY, 0], vec![1, NOBODY, NOBODY, NOBODY]]);
         let owners: Vec<_> = counted.owners.iter().map(|owner| (owner.endpoint, owner.slots)).collect();

@@ -1,12 +1,12 @@
 //! The Services that the packet path knows.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::SocketAddr,
     time::Duration,
 };
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use ipnet::IpNet;
 use traffic_policy_cluster::model::{
     Endpoint, Forwarding, FrontendKind, Policy, ServiceName, ServicePortKey,
@@ -172,10 +172,25 @@ pub fn service_names(pinned: &Pinned) -> Result<BTreeMap<u32, ServicePortKey>> {
 impl ServicePort {
     /// Returns all Service ports, by name.
     pub fn all(pinned: &Pinned) -> Result<Vec<Self>> {
-        let mut ports: HashMap<u32, ServicePort> = pinned
-            .map("tp_svc_names")?
-            .entries::<u32, ServiceInfo>()?
+        Self::read(pinned, |_| |_| true)
+    }
+
+    /// Returns the Service ports that have one of these frontends, by name. The endpoints of all
+    /// others are not read, which takes most of the time.
+    pub fn with_frontends(pinned: &Pinned, wanted: &BTreeSet<SocketAddr>) -> Result<Vec<Self>> {
+        Self::read(pinned, |entries| {
+            let services: BTreeSet<u32> = entries.services_at(wanted).collect();
+            move |index| services.contains(&index)
+        })
+    }
+
+    fn read<W: Fn(u32) -> bool>(pinned: &Pinned, wanted: impl FnOnce(&Entries) -> W) -> Result<Vec<Self>> {
+        let infos = pinned.map("tp_svc_names")?.entries::<u32, ServiceInfo>()?;
+        let entries = Entries::read(pinned)?;
+        let is_wanted = wanted(&entries);
+        let mut ports: HashMap<u32, ServicePort> = infos
             .into_iter()
+            .filter(|(index, _)| is_wanted(*index))
             .filter_map(|(index, info)| {
                 let port = ServicePort {
                     key: service_key(&info)?,
@@ -198,8 +213,8 @@ impl ServicePort {
                 Some((index, port))
             })
             .collect();
-        add_frontends::<Address4>(pinned, "tp_frontends4", "tp_endpoints4", &mut ports)?;
-        add_frontends::<Address6>(pinned, "tp_frontends6", "tp_endpoints6", &mut ports)?;
+        add_frontends(&entries.of4, &pinned.map("tp_endpoints4")?, entries.now, &mut ports)?;
+        add_frontends(&entries.of6, &pinned.map("tp_endpoints6")?, entries.now, &mut ports)?;
         add_source_ranges::<1>(pinned, "tp_src_ranges4", false, &mut ports)?;
         add_source_ranges::<4>(pinned, "tp_src_ranges6", true, &mut ports)?;
         let mut ports: Vec<_> = ports.into_values().collect();
@@ -212,21 +227,42 @@ impl ServicePort {
     }
 }
 
+/// The frontends in the maps.
+struct Entries {
+    of4: Vec<(FrontendKey<Address4>, Frontend)>,
+    of6: Vec<(FrontendKey<Address6>, Frontend)>,
+    /// CLOCK_MONOTONIC in nanoseconds once all of them had been read: by an earlier time a drain
+    /// that has just begun would seem to last longer than it does.
+    now: u64,
+}
+
+impl Entries {
+    fn read(pinned: &Pinned) -> Result<Self> {
+        let (of4, of6) = (pinned.map("tp_frontends4")?.entries()?, pinned.map("tp_frontends6")?.entries()?);
+        Ok(Self { of4, of6, now: clock::monotonic()? })
+    }
+
+    /// Returns the indices of the Service ports with a frontend at one of these addresses.
+    fn services_at(&self, wanted: &BTreeSet<SocketAddr>) -> impl Iterator<Item = u32> {
+        let of4 = self.of4.iter().filter(|(key, _)| wanted.contains(&address(key)));
+        let of6 = self.of6.iter().filter(|(key, _)| wanted.contains(&address(key)));
+        of4.map(|(_, frontend)| frontend.service).chain(of6.map(|(_, frontend)| frontend.service))
+    }
+}
+
+fn address<A: Address + FromWire>(key: &FrontendKey<A>) -> SocketAddr {
+    SocketAddr::new(key.address.to_ip(), key.port.to_host())
+}
+
 fn add_frontends<A: Address + FromWire>(
-    pinned: &Pinned,
-    frontends: &str,
-    slots: &str,
+    entries: &[(FrontendKey<A>, Frontend)],
+    slots: &Reader,
+    now: u64,
     ports: &mut HashMap<u32, ServicePort>,
 ) -> Result<()>
 where
-    FrontendKey<A>: Pod,
     Slot<A>: Pod,
 {
-    let slots = pinned.map(slots)?;
-    let entries = pinned.map(frontends)?.entries::<FrontendKey<A>, Frontend>()?;
-    // The clock is read after the frontends: otherwise a drain that has just begun would seem to
-    // last longer than it does.
-    let now = clock::monotonic()?;
     for (key, frontend) in entries {
         if key.scope == scope::CLUSTER_IP {
             continue;
@@ -234,9 +270,9 @@ where
         let Some(port) = ports.get_mut(&frontend.service) else { continue };
         let Some(kind) = frontend_kind(frontend.flags) else { continue };
         let falls_back = falls_back(port.external_policy, frontend.flags);
-        let frontend = as_judged(frontend, kind);
+        let frontend = as_judged(*frontend, kind);
         port.frontends.push(FrontendView {
-            address: SocketAddr::new(key.address.to_ip(), key.port.to_host()),
+            address: address(key),
             kind,
             policy: policy(falls_back || frontend.flags & frontend::LOCAL != 0),
             phase: match Phase::of(&frontend, now) {
@@ -257,10 +293,10 @@ where
         }
         // All frontends of a Service port have the same lists.
         if port.cluster.is_empty() {
-            port.cluster = endpoints::<A>(&slots, frontend.cluster)?;
+            port.cluster = endpoints::<A>(slots, frontend.cluster)?;
         }
         if port.local.is_empty() {
-            port.local = endpoints::<A>(&slots, frontend.local)?;
+            port.local = endpoints::<A>(slots, frontend.local)?;
         }
     }
     Ok(())
@@ -285,9 +321,11 @@ pub(super) fn endpoints<A: Address + FromWire>(slots: &Reader, range: IndexRange
 where
     Slot<A>: Pod,
 {
-    (range.base..range.base.saturating_add(range.len))
-        .map(|index| Ok(keys::endpoint(&slots.value::<Slot<A>>(index)?)))
-        .collect()
+    let mut endpoints = Vec::with_capacity(range.len as usize);
+    let places = range.base..range.base.saturating_add(range.len);
+    slots.elements::<Slot<A>>(places, |slot| endpoints.push(keys::endpoint(&slot)))?;
+    ensure!(endpoints.len() == range.len as usize, "a list of endpoints ends beyond its map");
+    Ok(endpoints)
 }
 
 #[cfg(test)]

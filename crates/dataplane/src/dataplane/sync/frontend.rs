@@ -11,8 +11,7 @@ use crate::dataplane::maps::keys::number;
 
 /// Returns the flags of a frontend, see [`frontend`].
 pub fn flags(port: &ServicePort, kind: FrontendKind, node_address: bool, has_table: bool) -> u32 {
-    let policy =
-        if kind == FrontendKind::ClusterIp { port.internal_policy } else { port.external_policy_here() };
+    let policy = port.policy_here(kind);
     let number = match kind {
         FrontendKind::ClusterIp => frontend_kind::CLUSTER_IP,
         FrontendKind::NodePort => frontend_kind::NODE_PORT,
@@ -37,13 +36,7 @@ pub fn flags(port: &ServicePort, kind: FrontendKind, node_address: bool, has_tab
     if port.forwarding.is_direct() {
         flags |= frontend::DIRECT;
     }
-    if has_table
-        && port.forwarding == Forwarding::Direct
-        && policy == Policy::Cluster
-        && port.affinity.is_none()
-        && !kind.is_node_port()
-    {
-        // Each node has node ports at addresses of its own, and remembers clients of its own.
+    if has_table && port.is_alike_everywhere(kind) {
         flags |= frontend::L2;
     }
     if port.forwarding == Forwarding::Tunnel {

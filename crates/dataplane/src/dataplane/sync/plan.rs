@@ -6,6 +6,7 @@
 //! a change of one Service writes only that Service, and an agent that takes over the maps writes
 //! only what changed. A Service port that finds no room is the only one left out.
 
+mod frontends;
 mod history;
 mod takeover;
 mod usage;
@@ -21,10 +22,11 @@ use ipnet::IpNet;
 use traffic_policy_cluster::model::{
     Changes, Desired, Endpoint, Protocol, ServicePort, ServicePortKey, maglev::TableSize,
 };
-use traffic_policy_ebpf::abi::{self, Frontend, IndexRange};
+use traffic_policy_ebpf::abi::{Frontend, IndexRange};
 
 pub use self::usage::Usage;
 use self::{
+    frontends::sources,
     takeover::{Place, Vacated, take_over},
     usage::Demands,
 };
@@ -32,12 +34,11 @@ use super::{
     alloc::EndpointLists,
     budget::{Budget, Capacity, Lack, LeftOut},
     former::Former,
-    frontend::{self, Drain},
     op::{Held, Op},
     ranges::Ranges,
     tables::{ReadTable, Table, Tables},
 };
-use crate::dataplane::maps::keys::{FrontendId, RemovedEndpoint, Source};
+use crate::dataplane::maps::keys::{FrontendId, RemovedEndpoint};
 
 /// The written state, and the free entries.
 #[derive(Debug)]
@@ -305,24 +306,11 @@ impl Planner {
         // Weights are in the table alone: lists differ by what is in the slots.
         let placed = |endpoints: &[Endpoint]| -> Vec<Endpoint> {
             let own = |endpoint: &Endpoint| context.addresses.contains(&endpoint.address.ip());
-            endpoints
-                .iter()
-                .map(|e| {
-                    if own(e) {
-                        Endpoint {
-                            local: true,
-                            remote: false,
-                            opens: None,
-                            held: None,
-                            node: 0,
-                            weight: 1,
-                            ..*e
-                        }
-                    } else {
-                        Endpoint { weight: 1, ..*e }
-                    }
-                })
-                .collect()
+            let placed = endpoints.iter().map(|e| match own(e) {
+                true => Endpoint::new(e.address, true),
+                false => Endpoint { weight: 1, ..*e },
+            });
+            placed.collect()
         };
         let cluster = self.lists.place(key.ipv6, old_cluster, &placed(&port.cluster), now, &mut plan.ops);
         let local = self.lists.place(key.ipv6, old_local, &placed(&port.local), now, &mut plan.ops);
@@ -350,52 +338,9 @@ impl Planner {
                 Table::default()
             });
         let former = self.keep_former(key, port, (&old_place, cluster, table), context, plan);
-        let drain = Drain { default: context.drain, now: context.monotonic };
-        // Sources are allowed before the frontends require them, and removed after.
+        let applied = Applied { port: Arc::clone(port), index, cluster, local, table, former };
         let sources = sources(key, port, index);
-        for source in &sources {
-            if self.held.sources.insert(*source) {
-                self.budget.source_ranges.add(source.ipv6);
-                plan.ops.push(Op::AddSourceRange(*source));
-            }
-        }
-        let info = frontend::info(key, port);
-        if self.held.names.get(&index) != Some(&info) {
-            plan.ops.push(Op::SetInfo(index, Box::new(info)));
-            self.held.names.insert(index, info);
-        }
-        for id_and_kind in &port.frontends {
-            let id = FrontendId { address: id_and_kind.address, protocol: key.protocol };
-            let held = self.held.frontends.get(&id).copied();
-            let own = context.addresses.contains(&id.address.ip());
-            let mut flags = frontend::flags(port, id_and_kind.kind, own, table.range.len > 0);
-            if context.adopting {
-                flags |= abi::frontend::ADOPTING;
-            }
-            // Open flows go on as they began.
-            flags |= held.map_or(0, |held| held.flags & abi::frontend::OPENS_REPLIES);
-            let drain_until = frontend::drain_until(port, id_and_kind.kind, flags, local.len, held, drain);
-            let affinity = frontend::affinity(port);
-            let wanted = Frontend {
-                service: index,
-                flags,
-                cluster,
-                local,
-                maglev: table.range,
-                drain_until,
-                affinity,
-                digest: table.digest,
-                former: former.tables,
-                former_list: former.list,
-                former_until: former.until,
-            };
-            if held != Some(wanted) {
-                plan.ops.push(Op::SetFrontend(id, wanted));
-                if self.held.frontends.insert(id, wanted).is_none() {
-                    self.budget.frontends.add(key.ipv6);
-                }
-            }
-        }
+        self.write_frontends(key, &applied, &sources, context, plan);
         for (old, new) in [(old_cluster, cluster), (old_local, local)] {
             if old != new {
                 self.lists.free(key.ipv6, old, now);
@@ -412,7 +357,7 @@ impl Planner {
                 self.remove_source(source, plan);
             }
         }
-        self.record(key, Applied { port: Arc::clone(port), index, cluster, local, table, former });
+        self.record(key, applied);
     }
 
     /// Records what is in the maps for a Service port.
@@ -444,11 +389,6 @@ impl Planner {
 fn ids<'a>(key: &ServicePortKey, port: &'a ServicePort) -> impl Iterator<Item = FrontendId> + 'a {
     let protocol = key.protocol;
     port.frontends.iter().map(move |frontend| FrontendId { address: frontend.address, protocol })
-}
-
-fn sources(key: &ServicePortKey, port: &ServicePort, index: u32) -> BTreeSet<Source> {
-    let source = |range: &IpNet| Source { ipv6: key.ipv6, service: index, range: range.trunc() };
-    port.source_ranges.iter().map(source).collect()
 }
 
 #[cfg(test)]

@@ -22,15 +22,7 @@ fn key(name: &str) -> ServicePortKey {
 }
 
 fn endpoint(text: &str, local: bool) -> Endpoint {
-    Endpoint {
-        address: text.parse().unwrap(),
-        local,
-        remote: false,
-        opens: None,
-        held: None,
-        node: 0,
-        weight: 1,
-    }
+    Endpoint::new(text.parse().unwrap(), local)
 }
 
 fn port(address: &str, policy: Policy, endpoints: &[Endpoint]) -> ServicePort {

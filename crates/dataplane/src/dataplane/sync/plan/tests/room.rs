@@ -253,17 +253,8 @@ fn lists_under_churn_find_room() {
         for round in 0..rounds {
             for (number, name) in names.iter().enumerate() {
                 let address = |i: u32| SocketAddr::from((std::net::Ipv4Addr::from(0x0a00_0000 + i), 80));
-                let endpoints: Vec<_> = (round..round + length)
-                    .map(|i| Endpoint {
-                        address: address(i),
-                        local: false,
-                        remote: false,
-                        opens: None,
-                        held: None,
-                        node: 0,
-                        weight: 1,
-                    })
-                    .collect();
+                let endpoints = (round..round + length).map(|i| Endpoint::new(address(i), false));
+                let endpoints: Vec<_> = endpoints.collect();
                 let frontend = format!("192.0.2.1:{}", 30_000 + number);
                 node.desired.ports.insert(key(name), port(&frontend, Policy::Cluster, &endpoints).into());
             }
