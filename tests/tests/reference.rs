@@ -10,6 +10,7 @@ use traffic_policy_fuzz::segment::{Chunk, Flags, Number, Protocol, Segment, Tag}
 use traffic_policy_fuzz::{Action, Path, Totals, check, concurrent, fuzz, row, shrink};
 use traffic_policy_testing::harness::{self, Harness, Hook};
 use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::rows;
 
 /// The number of packets for each of XDP and TC, IPv4 and IPv6.
 const PACKETS: u64 = 60_000;
@@ -35,24 +36,11 @@ fn no_difference(path: Path, packets: u64, pauses: bool) {
     assert!(pauses || associations > packets / 300 && restarts > packets / 5000, "{totals:?}");
 }
 
-#[test]
-fn xdp_ipv4() {
-    no_difference(Path { hook: Hook::Xdp, family: Family::V4 }, PACKETS, false);
-}
-
-#[test]
-fn xdp_ipv6() {
-    no_difference(Path { hook: Hook::Xdp, family: Family::V6 }, PACKETS, false);
-}
-
-#[test]
-fn tc_ipv4() {
-    no_difference(Path { hook: Hook::Ingress, family: Family::V4 }, PACKETS, false);
-}
-
-#[test]
-fn tc_ipv6() {
-    no_difference(Path { hook: Hook::Ingress, family: Family::V6 }, PACKETS, false);
+rows! {
+    fn xdp_ipv4() = no_difference(Path { hook: Hook::Xdp, family: Family::V4 }, PACKETS, false);
+    fn xdp_ipv6() = no_difference(Path { hook: Hook::Xdp, family: Family::V6 }, PACKETS, false);
+    fn tc_ipv4() = no_difference(Path { hook: Hook::Ingress, family: Family::V4 }, PACKETS, false);
+    fn tc_ipv6() = no_difference(Path { hook: Hook::Ingress, family: Family::V6 }, PACKETS, false);
 }
 
 /// The number of packets for each with pauses, which take nearly all of the time.

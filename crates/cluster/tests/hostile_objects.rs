@@ -14,7 +14,7 @@ use peak_alloc::PeakAlloc;
 use traffic_policy_cluster::{
     model::{
         Index, NodeInput, Protocol, ServiceName,
-        object::{EndpointSlice, LastChange, Port, Service, ServiceType, SliceEndpoint, SlicePort},
+        object::{EndpointSlice, Port, Service, ServiceType, SliceEndpoint, SlicePort},
     },
     source::Manifests,
 };
@@ -55,24 +55,14 @@ fn service(ports: u16) -> Service {
 
 fn slice(number: u32, ports: u16, endpoints: u32) -> EndpointSlice {
     let ports = (1..=ports).map(|port| SlicePort { name: format!("p{port}"), protocol: Protocol::Tcp, port });
-    let endpoints = (0..endpoints).map(|endpoint| SliceEndpoint {
-        address: address(number * endpoints + endpoint).into(),
-        node_name: Some("here".into()),
-        ready: true,
-        serving: true,
-        terminating: false,
-        for_zones: Vec::new(),
-        for_nodes: Vec::new(),
-        pod: None,
-    });
+    let addresses = (0..endpoints).map(|endpoint| address(number * endpoints + endpoint));
+    let endpoints = addresses.map(|address| SliceEndpoint::new(address.into(), Some("here"), true));
     EndpointSlice {
         name: name(&format!("slice-{number}")),
         service: "hostile".to_owned(),
-        ipv6: false,
         ports: ports.collect(),
         endpoints: endpoints.collect(),
-        problems: Vec::new(),
-        last_change: LastChange::default(),
+        ..EndpointSlice::default()
     }
 }
 

@@ -2,7 +2,7 @@
 //! by a device, many with one system call.
 
 use std::io::{self, Read};
-use std::mem::{MaybeUninit, size_of};
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 use std::ptr;
@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::libc;
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::Socket;
 
 use crate::lab::{Addresses, Family};
-use crate::netlink;
 use crate::netns::Namespace;
 use crate::packet::{Packet, Transport};
+use crate::packet_socket::open;
 
 /// The number of frames in one system call.
 const BATCH: usize = 64;
@@ -255,27 +255,6 @@ impl Wire {
 pub fn send_frame(device: &str, frame: &[u8]) -> Result<()> {
     open(device, 0)?.send(frame).context("sending a frame")?;
     Ok(())
-}
-
-/// Opens a socket at a device of the calling thread's namespace, for frames of a protocol; with
-/// protocol 0 it receives none.
-fn open(device: &str, protocol: u16) -> Result<Socket> {
-    let socket = Socket::new(Domain::PACKET, Type::RAW, None)?;
-    let index = netlink::index(device)?.try_into()?;
-    // SAFETY: the storage is large enough for a sockaddr_ll, which is all that is written, and the
-    // rest is zero.
-    let ((), address) = unsafe {
-        SockAddr::try_init(|storage, length| {
-            let address = storage.cast::<libc::sockaddr_ll>();
-            (*address).sll_family = libc::AF_PACKET as libc::sa_family_t;
-            (*address).sll_protocol = protocol.to_be();
-            (*address).sll_ifindex = index;
-            *length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-            Ok(())
-        })
-    }?;
-    socket.bind(&address)?;
-    Ok(socket)
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ mod both;
 mod buckets;
 mod direct;
 mod flows;
+mod frontends;
 mod loaded;
 mod maps;
 mod owners;

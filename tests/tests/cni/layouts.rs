@@ -5,6 +5,7 @@ use std::thread;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Cni, Family};
 use traffic_policy_testing::matrix;
+use traffic_policy_testing::rows;
 
 use crate::table::{self, Row};
 use crate::testbed::Testbed;
@@ -106,116 +107,31 @@ fn answered_from_outside(cluster: &Cluster) -> usize {
     })
 }
 
-#[test]
-fn bridge_tc() {
-    all_questions(Cni::Bridge, ["tc", STACK], [1300; 2]);
-}
-
-#[test]
-fn bridge_xdp() {
-    all_questions(Cni::Bridge, ["xdp", STACK], [1300; 2]);
-}
-
-#[test]
-fn flannel_host_gw_tc() {
-    all_questions(Cni::FlannelHostGw, ["tc", STACK], [1300; 2]);
-}
-
-#[test]
-fn flannel_host_gw_xdp() {
-    all_questions(Cni::FlannelHostGw, ["xdp", STACK], [1300; 2]);
-}
-
-/// The veth has checksum offload, as kind leaves it: XDP is tested in `veth_peer`.
-#[test]
-fn kindnet_tc() {
-    all_questions(Cni::Kindnet, ["tc", STACK], [1300; 2]);
-}
-
-#[test]
-fn flannel_vxlan_tc() {
-    all_questions(Cni::FlannelVxlan, ["tc", STACK], [1450, 1430]);
-}
-
-/// XDP on the wire, TC on the tunnels.
-#[test]
-fn flannel_vxlan_generic_xdp() {
-    all_questions(Cni::FlannelVxlan, ["xdp-generic", STACK], [1450, 1430]);
-}
-
-#[test]
-fn calico_vxlan_tc() {
-    all_questions(Cni::CalicoVxlan, ["tc", STACK], [1450, 1430]);
-}
-
-#[test]
-fn calico_vxlan_generic_xdp() {
-    all_questions(Cni::CalicoVxlan, ["xdp-generic", STACK], [1450, 1430]);
-}
-
-#[test]
-fn calico_ipip_tc() {
-    all_questions(Cni::CalicoIpip, ["tc", STACK], [1480; 2]);
-}
-
-/// XDP on the wire, TC on the tunnel, whose packets have no Ethernet header.
-#[test]
-fn calico_ipip_xdp() {
-    all_questions(Cni::CalicoIpip, ["xdp", STACK], [1480; 2]);
-}
-
-#[test]
-fn wireguard_tc() {
-    all_questions(Cni::Wireguard, ["tc", STACK], [1420; 2]);
-}
-
-#[test]
-fn wireguard_xdp() {
-    all_questions(Cni::Wireguard, ["xdp", STACK], [1420; 2]);
-}
-
-#[test]
-fn bridge_direct() {
-    all_questions(Cni::Bridge, ["tc", DIRECT], [1300; 2]);
-}
-
-#[test]
-fn flannel_host_gw_direct() {
-    all_questions(Cni::FlannelHostGw, ["tc", DIRECT], [1300; 2]);
-}
-
-/// XDP leaves established packets to pods of the node to TC.
-#[test]
-fn flannel_host_gw_xdp_direct() {
-    all_questions(Cni::FlannelHostGw, ["xdp", DIRECT], [1300; 2]);
-}
-
-#[test]
-fn kindnet_direct() {
-    all_questions(Cni::Kindnet, ["tc", DIRECT], [1300; 2]);
-}
-
-#[test]
-fn flannel_vxlan_direct() {
-    all_questions(Cni::FlannelVxlan, ["tc", DIRECT], [1450, 1430]);
-}
-
-#[test]
-fn calico_vxlan_direct() {
-    all_questions(Cni::CalicoVxlan, ["tc", DIRECT], [1450, 1430]);
-}
-
-#[test]
-fn aws_secondary_eni_direct() {
-    all_questions(Cni::AwsSecondaryEni, ["tc", DIRECT], [1300; 2]);
-}
-
-#[test]
-fn calico_ipip_direct() {
-    all_questions(Cni::CalicoIpip, ["tc", DIRECT], [1480; 2]);
-}
-
-#[test]
-fn wireguard_direct() {
-    all_questions(Cni::Wireguard, ["tc", DIRECT], [1420; 2]);
+rows! {
+    fn bridge_tc() = all_questions(Cni::Bridge, ["tc", STACK], [1300; 2]);
+    fn bridge_xdp() = all_questions(Cni::Bridge, ["xdp", STACK], [1300; 2]);
+    fn flannel_host_gw_tc() = all_questions(Cni::FlannelHostGw, ["tc", STACK], [1300; 2]);
+    fn flannel_host_gw_xdp() = all_questions(Cni::FlannelHostGw, ["xdp", STACK], [1300; 2]);
+    /// The veth has checksum offload, as kind leaves it: XDP is tested in `veth_peer`.
+    fn kindnet_tc() = all_questions(Cni::Kindnet, ["tc", STACK], [1300; 2]);
+    fn flannel_vxlan_tc() = all_questions(Cni::FlannelVxlan, ["tc", STACK], [1450, 1430]);
+    /// XDP on the wire, TC on the tunnels.
+    fn flannel_vxlan_generic_xdp() = all_questions(Cni::FlannelVxlan, ["xdp-generic", STACK], [1450, 1430]);
+    fn calico_vxlan_tc() = all_questions(Cni::CalicoVxlan, ["tc", STACK], [1450, 1430]);
+    fn calico_vxlan_generic_xdp() = all_questions(Cni::CalicoVxlan, ["xdp-generic", STACK], [1450, 1430]);
+    fn calico_ipip_tc() = all_questions(Cni::CalicoIpip, ["tc", STACK], [1480; 2]);
+    /// XDP on the wire, TC on the tunnel, whose packets have no Ethernet header.
+    fn calico_ipip_xdp() = all_questions(Cni::CalicoIpip, ["xdp", STACK], [1480; 2]);
+    fn wireguard_tc() = all_questions(Cni::Wireguard, ["tc", STACK], [1420; 2]);
+    fn wireguard_xdp() = all_questions(Cni::Wireguard, ["xdp", STACK], [1420; 2]);
+    fn bridge_direct() = all_questions(Cni::Bridge, ["tc", DIRECT], [1300; 2]);
+    fn flannel_host_gw_direct() = all_questions(Cni::FlannelHostGw, ["tc", DIRECT], [1300; 2]);
+    /// XDP leaves established packets to pods of the node to TC.
+    fn flannel_host_gw_xdp_direct() = all_questions(Cni::FlannelHostGw, ["xdp", DIRECT], [1300; 2]);
+    fn kindnet_direct() = all_questions(Cni::Kindnet, ["tc", DIRECT], [1300; 2]);
+    fn flannel_vxlan_direct() = all_questions(Cni::FlannelVxlan, ["tc", DIRECT], [1450, 1430]);
+    fn calico_vxlan_direct() = all_questions(Cni::CalicoVxlan, ["tc", DIRECT], [1450, 1430]);
+    fn aws_secondary_eni_direct() = all_questions(Cni::AwsSecondaryEni, ["tc", DIRECT], [1300; 2]);
+    fn calico_ipip_direct() = all_questions(Cni::CalicoIpip, ["tc", DIRECT], [1480; 2]);
+    fn wireguard_direct() = all_questions(Cni::Wireguard, ["tc", DIRECT], [1420; 2]);
 }

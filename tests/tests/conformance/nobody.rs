@@ -2,6 +2,7 @@
 //! for this proxy.
 
 use serde_json::{Value, json};
+use traffic_policy_testing::rows;
 use traffic_policy_testing::{
     lab::Family,
     object::{Port, Service},
@@ -70,19 +71,12 @@ fn agrees(folder: &Folder, options: &[&str], free: &Fate) {
     assert!(wrong.is_empty(), "{} of {} flows:\n{}", wrong.len(), flows.len(), wrong.join("\n"));
 }
 
-#[test]
-fn beside_a_service() {
-    agrees(&Folder::new(&objects()), &[], &Fate::Unhandled);
-}
-
-#[test]
-fn beside_a_service_with_service_cidrs() {
-    agrees(&Folder::new(&objects()).with_service_cidrs(&CIDRS), &[], &Fate::Drop);
-}
-
-#[test]
-fn beside_a_service_with_service_cidrs_by_option() {
-    agrees(&Folder::new(&objects()), &["--service-cidr", &CIDRS.join(",")], &Fate::Drop);
+rows! {
+    fn beside_a_service() = agrees(&Folder::new(&objects()), &[], &Fate::Unhandled);
+    fn beside_a_service_with_service_cidrs() =
+        agrees(&Folder::new(&objects()).with_service_cidrs(&CIDRS), &[], &Fate::Drop);
+    fn beside_a_service_with_service_cidrs_by_option() =
+        agrees(&Folder::new(&objects()), &["--service-cidr", &CIDRS.join(",")], &Fate::Drop);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use traffic_policy_testing::cluster::Protocol;
 use traffic_policy_testing::lab::{Addresses, Family};
 use traffic_policy_testing::netns::Namespace;
+use traffic_policy_testing::rows;
 use traffic_policy_testing::traffic::transfer::transfer;
 use traffic_policy_testing::wireguard::{self, Peer};
 
@@ -65,19 +66,11 @@ fn ipip_with_many_other_ends() {
     });
 }
 
-#[test]
-fn sit() {
-    serves(&Tunnel { kind: "sit", name: "sit", families: &[Family::V6], one_end: true });
-}
-
-#[test]
-fn gre() {
-    serves(&Tunnel { kind: "gre", name: "gre", families: &Family::BOTH, one_end: true });
-}
-
-#[test]
-fn wireguard() {
-    serves(&Tunnel { kind: "wireguard", name: "wireguard", families: &Family::BOTH, one_end: true });
+rows! {
+    fn sit() = serves(&Tunnel { kind: "sit", name: "sit", families: &[Family::V6], one_end: true });
+    fn gre() = serves(&Tunnel { kind: "gre", name: "gre", families: &Family::BOTH, one_end: true });
+    fn wireguard() =
+        serves(&Tunnel { kind: "wireguard", name: "wireguard", families: &Family::BOTH, one_end: true });
 }
 
 /// The device adds its own header before TC sees the packet.

@@ -3,53 +3,31 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsRawFd;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use nix::libc;
+use fastrand::Rng;
 use serde_json::json;
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::Socket;
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::capture::{Capture, Frame};
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::counters::Counters;
 use traffic_policy_testing::explain::{self, Answer, Flow};
 use traffic_policy_testing::lab::{Family, Lab, plan};
-use traffic_policy_testing::netlink;
-use traffic_policy_testing::netns::Namespace;
 use traffic_policy_testing::object::{Backend, Policy, Service, cluster_ip};
 use traffic_policy_testing::pace::scaled;
 use traffic_policy_testing::packet::{Packet, difference, flag};
+use traffic_policy_testing::packet_socket;
+use traffic_policy_testing::rows;
 
 const FLOWS: u32 = 300;
 const ETHERNET: usize = 14;
 /// The sequence numbers of SYNs start here: they identify the flow.
 const FIRST_SEQUENCE: u32 = 0x5eed_0000;
 
-/// A xorshift64 generator; every run sees the same numbers. The seed is shown with every failure.
-#[derive(Debug)]
-pub struct Random {
-    state: u64,
-}
-
-impl Random {
-    pub fn new() -> Self {
-        Self { state: 0x9e37_79b9_7f4a_7c15 }
-    }
-
-    /// Returns a number below `end`.
-    pub fn below(&mut self, end: u32) -> u32 {
-        self.state ^= self.state << 13;
-        self.state ^= self.state >> 7;
-        self.state ^= self.state << 17;
-        (((self.state >> 32) * u64::from(end)) >> 32) as u32
-    }
-
-    fn of<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.below(choices.len() as u32) as usize]
-    }
-}
+/// Every run sees the same random numbers.
+pub const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
 fn announced(network: u8, number: u8, family: Family) -> IpAddr {
     match family {
@@ -126,19 +104,20 @@ fn sources(cluster: &Cluster, family: Family) -> Vec<IpAddr> {
     [&[main], &more[..]].concat()
 }
 
-fn random_flows(cluster: &Cluster, random: &mut Random) -> Vec<Flow> {
+fn random_flows(cluster: &Cluster) -> Vec<Flow> {
+    let mut random = Rng::with_seed(SEED);
     let places = Family::BOTH.map(|family| (sources(cluster, family), destinations(cluster, family)));
     let mut used = BTreeSet::new();
     let mut flows = Vec::new();
     while flows.len() < FLOWS as usize {
-        let (sources, destinations) = &places[random.below(2) as usize];
-        let source = SocketAddr::new(random.of(sources), 1024 + random.below(64_000) as u16);
+        let (sources, destinations) = &places[random.usize(..2)];
+        let source = SocketAddr::new(sources[random.usize(..sources.len())], random.u16(1024..65_024));
         // Each packet is the first of its flow, even if two destinations lead to one endpoint.
         if !used.insert(source) {
             continue;
         }
-        let destination = random.of(destinations);
-        let flow = Flow::new(random.of(&["TCP", "UDP"]), source, destination);
+        let destination = destinations[random.usize(..destinations.len())];
+        let flow = Flow::new(["TCP", "UDP"][random.usize(..2)], source, destination);
         flows.push(Flow { name: flows.len().to_string(), ..flow });
     }
     flows
@@ -177,51 +156,15 @@ fn number(frame: &[u8]) -> Option<u32> {
     }
 }
 
-/// Sends raw frames.
-struct Wire {
-    socket: Socket,
-    address: SockAddr,
-}
-
-impl Wire {
-    fn open(namespace: &Namespace, device: &str) -> Self {
-        namespace.run(|| {
-            // Protocol 0 receives nothing.
-            let socket = Socket::new(Domain::PACKET, Type::RAW, None).unwrap();
-            let index = netlink::index(device).unwrap();
-            // SAFETY: the storage is large enough for a sockaddr_ll, which is all that is written.
-            let ((), address) = unsafe {
-                SockAddr::try_init(|storage, length| {
-                    let address = storage.cast::<libc::sockaddr_ll>();
-                    (*address).sll_family = libc::AF_PACKET as libc::sa_family_t;
-                    (*address).sll_ifindex = index as i32;
-                    *length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-                    Ok(())
-                })
-            }
-            .unwrap();
-            Self { socket, address }
-        })
-    }
-
-    fn send(&self, frame: &[u8]) {
-        let sent = self.socket.send_to(frame, &self.address);
-        assert_eq!(
-            sent.unwrap_or_else(|error| panic!("{error}: {:?}", self.socket.as_raw_fd())),
-            frame.len()
-        );
-    }
-}
-
 /// Sends one packet and waits until the counter that `explain` named has moved. No other refusal
 /// may be counted.
 ///
 /// XDP leaves an answer to TC where the frame has no room for it, which only the device knows.
-fn send(wire: &Wire, counters: &Counters, frame: &[u8], flow: &Flow, answer: &Answer) {
+fn send(wire: &Socket, counters: &Counters, frame: &[u8], flow: &Flow, answer: &Answer) {
     let before = counters.read().unwrap();
     let wanted = (answer.hook.as_str(), answer.outcome.as_str());
     let otherwise = if answer.verdict == "reject" { ("tc", wanted.1) } else { wanted };
-    wire.send(frame);
+    assert_eq!(wire.send(frame).unwrap(), frame.len());
     let start = Instant::now();
     let after = loop {
         sleep(Duration::from_millis(1));
@@ -301,14 +244,12 @@ fn agrees(attach: &str) {
         cluster.ask_until_all(Protocol::Tcp, cluster.at(1, family, node_port(0)), &pods).unwrap();
     }
 
-    let mut random = Random::new();
-    let what = format!("{attach} {random:?}");
-    let flows = random_flows(&cluster, &mut random);
+    let flows = random_flows(&cluster);
     let answers = explain::live(&agent, &flows, &[]).unwrap();
     let captures: Vec<_> =
         lab.pods().map(|pod| (pod.name.clone(), Capture::start(pod.netns(), "eth0").unwrap())).collect();
     let at_client = Capture::start(lab.client().netns(), "eth0").unwrap();
-    let wire = Wire::open(lab.client().netns(), "eth0");
+    let wire = lab.client().netns().run(|| packet_socket::open("eth0", 0)).unwrap();
     let counters = Counters::of(&agent).unwrap();
     let gateway = plan::client_gateway(0).mac();
     for (number, (flow, answer)) in (0..).zip(flows.iter().zip(&answers)) {
@@ -324,7 +265,7 @@ fn agrees(attach: &str) {
 
     let mut seen: BTreeMap<&str, u32> = BTreeMap::new();
     for (number, (flow, answer)) in (0..).zip(flows.iter().zip(&answers)) {
-        let what = format!("{what} {flow:?} {answer:?}");
+        let what = format!("{attach} {flow:?} {answer:?}");
         *seen.entry(&answer.outcome).or_default() += 1;
         let frames = arrived.get(&number).map_or(&[][..], Vec::as_slice);
         let ports = (flow.source.port(), flow.destination.port());
@@ -353,7 +294,7 @@ fn agrees(attach: &str) {
             _ => assert!(frames.is_empty(), "{what}"),
         }
     }
-    println!("{what}: {seen:?}");
+    println!("{attach}: {seen:?}");
     for outcome in [
         "delivered",
         "dropped-no-local-endpoint",
@@ -363,7 +304,7 @@ fn agrees(attach: &str) {
         "rejected-no-endpoint",
         "rejected-unknown-port",
     ] {
-        assert!(seen.contains_key(outcome), "{what}: no flow is {outcome}: {seen:?}");
+        assert!(seen.contains_key(outcome), "{attach}: no flow is {outcome}: {seen:?}");
     }
 }
 
@@ -371,17 +312,8 @@ fn family_of(address: SocketAddr) -> Family {
     if address.is_ipv4() { Family::V4 } else { Family::V6 }
 }
 
-#[test]
-fn by_tc() {
-    agrees("tc");
-}
-
-#[test]
-fn by_xdp() {
-    agrees("xdp");
-}
-
-#[test]
-fn by_generic_xdp() {
-    agrees("xdp-generic");
+rows! {
+    fn by_tc() = agrees("tc");
+    fn by_xdp() = agrees("xdp");
+    fn by_generic_xdp() = agrees("xdp-generic");
 }

@@ -12,6 +12,7 @@ use traffic_policy_testing::cluster::Cluster;
 use traffic_policy_testing::lab::{Cni, Family, Lab, LabBuilder, Pod};
 use traffic_policy_testing::netlink::Netlink;
 use traffic_policy_testing::object::{Backend, Policy, lease};
+use traffic_policy_testing::rows;
 use traffic_policy_testing::traffic::transfer::transfer;
 
 const REMOTE: u16 = 30080;
@@ -117,27 +118,10 @@ fn whole_aggregates_travel(forwarding: &str, dispatch: &str) {
     whole_aggregates_pass(lab, dispatch, &["--forwarding", forwarding, "--dispatch", dispatch]);
 }
 
-#[test]
-fn whole_aggregates_are_translated() {
-    whole_aggregates_pass(Lab::builder(), "ipip", &[]);
-}
-
-#[test]
-fn whole_aggregates_travel_within_ip() {
-    whole_aggregates_travel("direct", "ipip");
-}
-
-#[test]
-fn whole_aggregates_travel_within_udp() {
-    whole_aggregates_travel("direct", "udp");
-}
-
-#[test]
-fn whole_aggregates_travel_there_and_back_within_ip() {
-    whole_aggregates_travel("tunnel", "ipip");
-}
-
-#[test]
-fn whole_aggregates_travel_there_and_back_within_udp() {
-    whole_aggregates_travel("tunnel", "udp");
+rows! {
+    fn whole_aggregates_are_translated() = whole_aggregates_pass(Lab::builder(), "ipip", &[]);
+    fn whole_aggregates_travel_within_ip() = whole_aggregates_travel("direct", "ipip");
+    fn whole_aggregates_travel_within_udp() = whole_aggregates_travel("direct", "udp");
+    fn whole_aggregates_travel_there_and_back_within_ip() = whole_aggregates_travel("tunnel", "ipip");
+    fn whole_aggregates_travel_there_and_back_within_udp() = whole_aggregates_travel("tunnel", "udp");
 }

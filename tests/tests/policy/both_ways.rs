@@ -15,6 +15,7 @@ use traffic_policy_testing::impaired::{ImpairedWay, Impairment};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Backend, Policy};
 use traffic_policy_testing::pace::{scaled, until};
+use traffic_policy_testing::rows;
 use traffic_policy_testing::traffic::Answer;
 use traffic_policy_testing::traffic::transfer::burst as exchange;
 
@@ -103,22 +104,9 @@ fn both_ways(attach: &str, wire_offloads: bool, impairment: Option<Impairment>) 
 const POOR: Impairment =
     Impairment { delay: Duration::from_millis(5), lose: 200, reorder: 50, late: Duration::from_millis(4) };
 
-#[test]
-fn are_followed_by_xdp() {
-    both_ways("xdp", false, None);
-}
-
-#[test]
-fn are_followed_by_tc_with_offloads() {
-    both_ways("tc", true, None);
-}
-
-#[test]
-fn are_followed_by_xdp_with_loss() {
-    both_ways("xdp", false, Some(POOR));
-}
-
-#[test]
-fn are_followed_by_tc_with_loss() {
-    both_ways("tc", true, Some(POOR));
+rows! {
+    fn are_followed_by_xdp() = both_ways("xdp", false, None);
+    fn are_followed_by_tc_with_offloads() = both_ways("tc", true, None);
+    fn are_followed_by_xdp_with_loss() = both_ways("xdp", false, Some(POOR));
+    fn are_followed_by_tc_with_loss() = both_ways("tc", true, Some(POOR));
 }

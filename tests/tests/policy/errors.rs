@@ -9,6 +9,7 @@ use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Backend, Policy, Port, Service};
 use traffic_policy_testing::pace::{scaled, until};
+use traffic_policy_testing::rows;
 use traffic_policy_testing::traffic::Outcome;
 
 use crate::icmp::error_about;
@@ -95,17 +96,8 @@ fn dead_ports_and_hops(attach: &str, wire_offloads: bool) {
     traced(&cluster, &agents, attach);
 }
 
-#[test]
-fn dead_ports_and_hops_by_tc() {
-    dead_ports_and_hops("tc", false);
-}
-
-#[test]
-fn dead_ports_and_hops_by_tc_with_offloads() {
-    dead_ports_and_hops("tc", true);
-}
-
-#[test]
-fn dead_ports_and_hops_by_xdp() {
-    dead_ports_and_hops("xdp", false);
+rows! {
+    fn dead_ports_and_hops_by_tc() = dead_ports_and_hops("tc", false);
+    fn dead_ports_and_hops_by_tc_with_offloads() = dead_ports_and_hops("tc", true);
+    fn dead_ports_and_hops_by_xdp() = dead_ports_and_hops("xdp", false);
 }

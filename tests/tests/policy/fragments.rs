@@ -10,6 +10,7 @@ use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::netns::Namespace;
 use traffic_policy_testing::object::{Backend, Policy};
 use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::rows;
 use traffic_policy_testing::traffic::Answer;
 
 const REMOTE: u16 = 30080;
@@ -75,24 +76,11 @@ fn echoed(attach: &str, wire_offloads: bool) {
     }
 }
 
-#[test]
-fn by_tc() {
-    echoed("tc", false);
-}
-
-#[test]
-fn by_tc_with_offloads() {
-    echoed("tc", true);
-}
-
-#[test]
-fn by_xdp() {
-    echoed("xdp", false);
-}
-
-#[test]
-fn by_generic_xdp() {
-    echoed("xdp-generic", false);
+rows! {
+    fn by_tc() = echoed("tc", false);
+    fn by_tc_with_offloads() = echoed("tc", true);
+    fn by_xdp() = echoed("xdp", false);
+    fn by_generic_xdp() = echoed("xdp-generic", false);
 }
 
 /// The client's fragments fit its link, but not the tunnel to the endpoint's node: they are

@@ -5,6 +5,7 @@ use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::netlink::Netlink;
 use traffic_policy_testing::object::{Backend, Policy};
+use traffic_policy_testing::rows;
 use traffic_policy_testing::traffic::transfer::transfer;
 
 const REMOTE: u16 = 30080;
@@ -67,17 +68,8 @@ fn intact(attach: &str, hook: &str) {
     }
 }
 
-#[test]
-fn by_native_xdp() {
-    intact("xdp", "xdp");
-}
-
-#[test]
-fn by_generic_xdp() {
-    intact("xdp-generic", "xdp");
-}
-
-#[test]
-fn by_tc() {
-    intact("tc", "tc-ingress");
+rows! {
+    fn by_native_xdp() = intact("xdp", "xdp");
+    fn by_generic_xdp() = intact("xdp-generic", "xdp");
+    fn by_tc() = intact("tc", "tc-ingress");
 }

@@ -10,6 +10,7 @@ use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::matrix::{self, CLUSTER, LOCAL, PODS};
 use traffic_policy_testing::object::{Backend, Policy};
+use traffic_policy_testing::rows;
 use traffic_policy_testing::traffic::Outcome;
 
 /// The port of a Service of [`one_agent`]: Local, with endpoints on another node only.
@@ -79,32 +80,11 @@ fn the_intended_hook_works(agent: &Agent, attach: &str) {
     }
 }
 
-#[test]
-fn one_agent_tc() {
-    one_agent("tc", true);
-}
-
-#[test]
-fn one_agent_xdp() {
-    one_agent("xdp", false);
-}
-
-#[test]
-fn tc_with_offloads() {
-    all_nodes("tc", true);
-}
-
-#[test]
-fn tc_without_offloads() {
-    all_nodes("tc", false);
-}
-
-#[test]
-fn native_xdp() {
-    all_nodes("xdp", false);
-}
-
-#[test]
-fn generic_xdp() {
-    all_nodes("xdp-generic", false);
+rows! {
+    fn one_agent_tc() = one_agent("tc", true);
+    fn one_agent_xdp() = one_agent("xdp", false);
+    fn tc_with_offloads() = all_nodes("tc", true);
+    fn tc_without_offloads() = all_nodes("tc", false);
+    fn native_xdp() = all_nodes("xdp", false);
+    fn generic_xdp() = all_nodes("xdp-generic", false);
 }

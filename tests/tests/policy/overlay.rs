@@ -6,6 +6,7 @@ use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Backend, Policy};
 use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::rows;
 use traffic_policy_testing::traffic::Outcome;
 use traffic_policy_testing::traffic::transfer::transfer;
 
@@ -60,20 +61,13 @@ fn overlay(what: &str, wire_offloads: bool, adapt: impl Fn(AgentBuilder) -> Agen
     }
 }
 
-#[test]
-fn named_devices_by_tc() {
-    overlay("tc", true, |agent| agent.attach("tc").devices(&["eth0", "flannel.1"]));
-}
-
-#[test]
-fn found_devices() {
-    overlay("found", true, |agent| agent.attach("auto").devices(&[]));
-}
-
-/// XDP on the wire, TC on the overlay: no driver accepts XDP frames for a tunnel.
-#[test]
-fn named_devices_by_generic_xdp() {
-    overlay("xdp-generic", false, |agent| agent.attach("xdp-generic").devices(&["eth0", "flannel.1"]));
+rows! {
+    fn named_devices_by_tc() =
+        overlay("tc", true, |agent| agent.attach("tc").devices(&["eth0", "flannel.1"]));
+    fn found_devices() = overlay("found", true, |agent| agent.attach("auto").devices(&[]));
+    /// XDP on the wire, TC on the overlay: no driver accepts XDP frames for a tunnel.
+    fn named_devices_by_generic_xdp() =
+        overlay("xdp-generic", false, |agent| agent.attach("xdp-generic").devices(&["eth0", "flannel.1"]));
 }
 
 /// XDP refuses packets that need no other device before an skb is allocated, which is why `auto`

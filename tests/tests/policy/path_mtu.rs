@@ -9,6 +9,7 @@ use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::{Family, Lab, Pod};
 use traffic_policy_testing::netns::Namespace;
 use traffic_policy_testing::object::{Backend, Policy, Port, Service, lease};
+use traffic_policy_testing::rows;
 use traffic_policy_testing::traffic::transfer::transfer;
 
 use crate::icmp::error_about;
@@ -89,19 +90,10 @@ fn on_both_sides_of_the_node(attach: &str, wire_offloads: bool) {
     behind_the_node(&cluster, &agents[0], attach);
 }
 
-#[test]
-fn on_both_sides_of_the_node_by_tc() {
-    on_both_sides_of_the_node("tc", false);
-}
-
-#[test]
-fn on_both_sides_of_the_node_by_tc_with_offloads() {
-    on_both_sides_of_the_node("tc", true);
-}
-
-#[test]
-fn on_both_sides_of_the_node_by_xdp() {
-    on_both_sides_of_the_node("xdp", false);
+rows! {
+    fn on_both_sides_of_the_node_by_tc() = on_both_sides_of_the_node("tc", false);
+    fn on_both_sides_of_the_node_by_tc_with_offloads() = on_both_sides_of_the_node("tc", true);
+    fn on_both_sides_of_the_node_by_xdp() = on_both_sides_of_the_node("xdp", false);
 }
 
 const VIPS: [IpAddr; 2] = [
@@ -222,19 +214,10 @@ fn on_the_way_back(attach: &str, wire_offloads: bool, dispatch: &str) {
     assert!(replied > 100, "{attach}: {replied}");
 }
 
-#[test]
-fn on_the_way_back_by_tc() {
-    on_the_way_back("tc", false, "ipip");
-}
-
-#[test]
-fn on_the_way_back_by_tc_with_offloads() {
-    on_the_way_back("tc", true, "udp");
-}
-
-#[test]
-fn on_the_way_back_by_xdp() {
-    on_the_way_back("xdp", false, "ipip");
+rows! {
+    fn on_the_way_back_by_tc() = on_the_way_back("tc", false, "ipip");
+    fn on_the_way_back_by_tc_with_offloads() = on_the_way_back("tc", true, "udp");
+    fn on_the_way_back_by_xdp() = on_the_way_back("xdp", false, "ipip");
 }
 
 /// Routers on both ways of direct forwarding.
@@ -244,32 +227,11 @@ fn on_both_ways(attach: &str, wire_offloads: bool, dispatch: &str) {
     towards_the_client_of_another_node(&cluster, attach);
 }
 
-#[test]
-fn on_both_ways_by_tc() {
-    on_both_ways("tc", false, "ipip");
-}
-
-#[test]
-fn on_both_ways_by_tc_with_offloads() {
-    on_both_ways("tc", true, "ipip");
-}
-
-#[test]
-fn on_both_ways_by_xdp() {
-    on_both_ways("xdp", false, "ipip");
-}
-
-#[test]
-fn on_both_ways_within_udp_by_tc() {
-    on_both_ways("tc", false, "udp");
-}
-
-#[test]
-fn on_both_ways_within_udp_by_tc_with_offloads() {
-    on_both_ways("tc", true, "udp");
-}
-
-#[test]
-fn on_both_ways_within_udp_by_xdp() {
-    on_both_ways("xdp", false, "udp");
+rows! {
+    fn on_both_ways_by_tc() = on_both_ways("tc", false, "ipip");
+    fn on_both_ways_by_tc_with_offloads() = on_both_ways("tc", true, "ipip");
+    fn on_both_ways_by_xdp() = on_both_ways("xdp", false, "ipip");
+    fn on_both_ways_within_udp_by_tc() = on_both_ways("tc", false, "udp");
+    fn on_both_ways_within_udp_by_tc_with_offloads() = on_both_ways("tc", true, "udp");
+    fn on_both_ways_within_udp_by_xdp() = on_both_ways("xdp", false, "udp");
 }

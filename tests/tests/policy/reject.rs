@@ -11,6 +11,7 @@ use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Backend, Policy};
 use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::rows;
 use traffic_policy_testing::traffic::Outcome;
 
 use crate::icmp::{error_about, is_to};
@@ -75,24 +76,11 @@ fn each_request_is_refused(frames: &[Frame], to: SocketAddr, what: &str) {
     }
 }
 
-#[test]
-fn tc() {
-    refused_or_silent("tc", false);
-}
-
-#[test]
-fn tc_with_offloads() {
-    refused_or_silent("tc", true);
-}
-
-#[test]
-fn native_xdp() {
-    refused_or_silent("xdp", false);
-}
-
-#[test]
-fn generic_xdp() {
-    refused_or_silent("xdp-generic", false);
+rows! {
+    fn tc() = refused_or_silent("tc", false);
+    fn tc_with_offloads() = refused_or_silent("tc", true);
+    fn native_xdp() = refused_or_silent("xdp", false);
+    fn generic_xdp() = refused_or_silent("xdp-generic", false);
 }
 
 #[test]

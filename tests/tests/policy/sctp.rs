@@ -16,6 +16,7 @@ use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::{Cni, Family, Lab, LabBuilder};
 use traffic_policy_testing::object::{Backend, Policy, Port, Service, lease};
 use traffic_policy_testing::pace::until;
+use traffic_policy_testing::rows;
 use traffic_policy_testing::skipped;
 
 use self::association::{Association, Damaged, serve};
@@ -191,54 +192,18 @@ fn from_a_pod(flags: &[&str], late: bool) {
     });
 }
 
-#[test]
-fn from_a_pod_by_its_device() {
-    from_a_pod(&["--pod-services", "on", "--local-delivery", "direct"], false);
-}
-
-#[test]
-fn from_a_pod_when_services_come_later() {
-    from_a_pod(&["--pod-services", "on"], true);
-}
-
-#[test]
-fn from_a_pod_without_the_flag() {
-    from_a_pod(&[], false);
-}
-
-#[test]
-fn by_tc() {
-    associations("tc", Way::Snat);
-}
-
-#[test]
-fn by_xdp() {
-    associations("xdp", Way::Snat);
-}
-
-#[test]
-fn directly_within_ip_by_tc() {
-    associations("tc", Way::Direct("ipip"));
-}
-
-#[test]
-fn directly_within_udp_by_tc() {
-    associations("tc", Way::Direct("udp"));
-}
-
-#[test]
-fn directly_within_ip_by_xdp() {
-    associations("xdp", Way::Direct("ipip"));
-}
-
-#[test]
-fn directly_within_udp_by_xdp() {
-    associations("xdp", Way::Direct("udp"));
-}
-
-#[test]
-fn by_snat_to_a_node_that_opens_no_sctp() {
-    associations("tc", Way::Earlier);
+rows! {
+    fn from_a_pod_by_its_device() =
+        from_a_pod(&["--pod-services", "on", "--local-delivery", "direct"], false);
+    fn from_a_pod_when_services_come_later() = from_a_pod(&["--pod-services", "on"], true);
+    fn from_a_pod_without_the_flag() = from_a_pod(&[], false);
+    fn by_tc() = associations("tc", Way::Snat);
+    fn by_xdp() = associations("xdp", Way::Snat);
+    fn directly_within_ip_by_tc() = associations("tc", Way::Direct("ipip"));
+    fn directly_within_udp_by_tc() = associations("tc", Way::Direct("udp"));
+    fn directly_within_ip_by_xdp() = associations("xdp", Way::Direct("ipip"));
+    fn directly_within_udp_by_xdp() = associations("xdp", Way::Direct("udp"));
+    fn by_snat_to_a_node_that_opens_no_sctp() = associations("tc", Way::Earlier);
 }
 
 fn in_a_layout(cni: Cni, attach: &str, way: Way) {
@@ -248,20 +213,11 @@ fn in_a_layout(cni: Cni, attach: &str, way: Way) {
     associations_in(Lab::builder().cni(cni), attach, way);
 }
 
-/// The rules on the endpoint's node drop packets that conntrack calls INVALID.
-#[test]
-fn directly_through_an_overlay() {
-    in_a_layout(Cni::CalicoVxlan, "tc", Way::Direct("udp"));
-}
-
-#[test]
-fn directly_between_bridges_by_xdp() {
-    in_a_layout(Cni::FlannelHostGw, "xdp", Way::Direct("ipip"));
-}
-
-#[test]
-fn by_snat_where_replies_of_others_come_back() {
-    in_a_layout(Cni::Kindnet, "tc", Way::Tunnel);
+rows! {
+    /// The rules on the endpoint's node drop packets that conntrack calls INVALID.
+    fn directly_through_an_overlay() = in_a_layout(Cni::CalicoVxlan, "tc", Way::Direct("udp"));
+    fn directly_between_bridges_by_xdp() = in_a_layout(Cni::FlannelHostGw, "xdp", Way::Direct("ipip"));
+    fn by_snat_where_replies_of_others_come_back() = in_a_layout(Cni::Kindnet, "tc", Way::Tunnel);
 }
 
 /// Associations keep their way, and new ones take the other: directly, and by SNAT, which is what

@@ -5,6 +5,7 @@ use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Backend, Policy};
+use traffic_policy_testing::rows;
 use traffic_policy_testing::traffic::transfer::transfer;
 
 const REMOTE: u16 = 30080;
@@ -36,18 +37,9 @@ fn intact(attach: &str, wire_offloads: bool) {
     }
 }
 
-#[test]
-fn by_native_xdp() {
-    intact("xdp", false);
-}
-
-#[test]
-fn by_generic_xdp() {
-    intact("xdp-generic", false);
-}
-
-/// Aggregates of up to 64 KB with unfinished checksums, as a veth has them by default.
-#[test]
-fn by_tc_with_offloads() {
-    intact("tc", true);
+rows! {
+    fn by_native_xdp() = intact("xdp", false);
+    fn by_generic_xdp() = intact("xdp-generic", false);
+    /// Aggregates of up to 64 KB with unfinished checksums, as a veth has them by default.
+    fn by_tc_with_offloads() = intact("tc", true);
 }

@@ -11,6 +11,7 @@ use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::Protocol;
 use traffic_policy_testing::lab::{Addresses, Family};
 use traffic_policy_testing::netns::Namespace;
+use traffic_policy_testing::rows;
 use traffic_policy_testing::traffic::transfer::transfer;
 
 use self::testbed::{Client, POD_FAR, POD_HERE, Port, Tunnels};
@@ -205,22 +206,9 @@ fn forwarded_between_nodes(forwarding: &str, dispatch: &str) {
     }
 }
 
-#[test]
-fn what_was_sent_directly_is_opened_behind_a_tunnel() {
-    forwarded_between_nodes("direct", "ipip");
-}
-
-#[test]
-fn what_was_sent_within_udp_is_opened_behind_a_tunnel() {
-    forwarded_between_nodes("direct", "udp");
-}
-
-#[test]
-fn replies_go_back_within_packets_by_a_tunnel() {
-    forwarded_between_nodes("tunnel", "ipip");
-}
-
-#[test]
-fn replies_go_back_within_udp_by_a_tunnel() {
-    forwarded_between_nodes("tunnel", "udp");
+rows! {
+    fn what_was_sent_directly_is_opened_behind_a_tunnel() = forwarded_between_nodes("direct", "ipip");
+    fn what_was_sent_within_udp_is_opened_behind_a_tunnel() = forwarded_between_nodes("direct", "udp");
+    fn replies_go_back_within_packets_by_a_tunnel() = forwarded_between_nodes("tunnel", "ipip");
+    fn replies_go_back_within_udp_by_a_tunnel() = forwarded_between_nodes("tunnel", "udp");
 }

@@ -305,15 +305,7 @@ mod tests {
 
     fn port(internal: Policy, external: Policy, local: usize, has_endpoints: bool) -> ServicePort {
         let frontend = |address: &str, kind| Frontend { address: address.parse().unwrap(), kind };
-        let endpoint = Endpoint {
-            address: "10.1.0.1:80".parse().unwrap(),
-            local: true,
-            remote: false,
-            opens: None,
-            held: None,
-            node: 0,
-            weight: 1,
-        };
+        let endpoint = Endpoint::new("10.1.0.1:80".parse().unwrap(), true);
         ServicePort {
             frontends: BTreeSet::from([
                 frontend("10.96.0.1:80", FrontendKind::ClusterIp),

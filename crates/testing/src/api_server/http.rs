@@ -34,31 +34,23 @@ pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> R
     let mut parts: Vec<&str> = path.split('/').collect();
     let last = parts.pop().unwrap_or_default();
     if request.method() == Method::POST && last == "events" {
-        let body =
-            request.into_body().collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-        let Ok(event) = serde_json::from_slice::<Value>(&body) else {
+        let Ok(event) = serde_json::from_slice::<Value>(&body(request).await) else {
             return failure(StatusCode::BAD_REQUEST, "not JSON");
         };
         shared.state().posted_events.push(event.clone());
         return json_answer(StatusCode::CREATED, &event);
     }
     if request.method() == Method::PATCH && parts.last() == Some(&"nodes") {
-        let body =
-            request.into_body().collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-        return patch_node(&shared, last, &body);
+        return patch_node(&shared, last, &body(request).await);
     }
     if request.method() == Method::PATCH
         && last == "status"
         && let [.., "nodes", name] = parts.as_slice()
     {
-        let name = (*name).to_owned();
-        let body =
-            request.into_body().collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-        return patch_node_status(&shared, &name, &body);
+        return patch_node_status(&shared, name, &body(request).await);
     }
     if let [.., "namespaces", namespace, "leases"] = parts.as_slice() {
-        let (namespace, name) = ((*namespace).to_owned(), last.to_owned());
-        return write_lease(&shared, &namespace, &name, request).await;
+        return write_lease(&shared, namespace, last, request).await;
     }
     let Some(kind) = Kind::of_plural(last) else { return failure(StatusCode::NOT_FOUND, "not found") };
     let refused = shared.state().refused.get(&kind).and_then(|code| StatusCode::from_u16(*code).ok());
@@ -128,9 +120,7 @@ async fn write_lease(
             json_answer(StatusCode::OK, &json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}))
         }
         (Method::PATCH, found) => {
-            let body = request.into_body().collect().await;
-            let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-            let Ok(mut lease) = serde_json::from_slice::<Value>(&body) else {
+            let Ok(mut lease) = serde_json::from_slice::<Value>(&body(request).await) else {
                 return failure(StatusCode::BAD_REQUEST, "not JSON");
             };
             lease["metadata"]["namespace"] = namespace.into();
@@ -345,27 +335,12 @@ fn selection(namespace: Option<String>, query: &HashMap<String, String>) -> Sele
 }
 
 fn parse_query(query: &str) -> HashMap<String, String> {
-    query
-        .split('&')
-        .filter_map(|pair| pair.split_once('='))
-        .map(|(key, value)| (percent_decode(key), percent_decode(value)))
-        .collect()
+    form_urlencoded::parse(query.as_bytes()).into_owned().collect()
 }
 
-fn percent_decode(text: &str) -> String {
-    let mut bytes = Vec::new();
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(match byte {
-            b'+' => b' ',
-            b'%' => {
-                let hex: String = rest.by_ref().take(2).map(char::from).collect();
-                u8::from_str_radix(&hex, 16).unwrap_or(b'?')
-            }
-            other => other,
-        });
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+/// Reads the body of a request; one that breaks off is empty.
+async fn body(request: Request<Incoming>) -> Bytes {
+    request.into_body().collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default()
 }
 
 fn status(code: StatusCode, message: &str) -> Value {

@@ -39,6 +39,15 @@ impl Wire for Address6 {
     }
 }
 
+/// The words of an address, in memory order.
+pub(super) fn words(address: Ipv6Addr) -> [u32; 4] {
+    let octets = address.octets();
+    std::array::from_fn(|word| {
+        let at = word * 4;
+        u32::from_ne_bytes([octets[at], octets[at + 1], octets[at + 2], octets[at + 3]])
+    })
+}
+
 /// One entry of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowEntry {

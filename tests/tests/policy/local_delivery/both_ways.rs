@@ -3,6 +3,7 @@
 
 use traffic_policy_testing::cluster::Protocol;
 use traffic_policy_testing::lab::{Cni, Family};
+use traffic_policy_testing::rows;
 use traffic_policy_testing::traffic::transfer::burst;
 
 use super::{DIRECT, FEW, MOST, QUESTIONS, STACK, Scene, ask, is_answered, make_stream};
@@ -38,24 +39,11 @@ fn tcp(cni: Cni, attach: &str, flags: &[&str]) {
     }
 }
 
-#[test]
-fn tcp_to_a_routed_pod() {
-    tcp(Cni::Kindnet, "tc", DIRECT);
-}
-
-#[test]
-fn tcp_by_the_stack() {
-    tcp(Cni::Kindnet, "tc", STACK);
-}
-
-#[test]
-fn tcp_to_a_port_of_a_bridge() {
-    tcp(Cni::Bridge, "tc", DIRECT);
-}
-
-#[test]
-fn tcp_behind_xdp() {
-    tcp(Cni::Kindnet, "xdp", DIRECT);
+rows! {
+    fn tcp_to_a_routed_pod() = tcp(Cni::Kindnet, "tc", DIRECT);
+    fn tcp_by_the_stack() = tcp(Cni::Kindnet, "tc", STACK);
+    fn tcp_to_a_port_of_a_bridge() = tcp(Cni::Bridge, "tc", DIRECT);
+    fn tcp_behind_xdp() = tcp(Cni::Kindnet, "xdp", DIRECT);
 }
 
 /// A UDP flow counts as established once it has lasted for two seconds.

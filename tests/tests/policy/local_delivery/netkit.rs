@@ -3,6 +3,7 @@
 
 use traffic_policy_testing::lab::{Cni, Family};
 use traffic_policy_testing::pace::until;
+use traffic_policy_testing::rows;
 use traffic_policy_testing::skipped;
 use traffic_policy_testing::traffic::transfer::burst;
 
@@ -43,17 +44,8 @@ fn behind_netkit(test: &str, resolved: bool, flags: &[&str]) {
     }
 }
 
-#[test]
-fn with_neighbours() {
-    behind_netkit("with_neighbours", true, DIRECT);
-}
-
-#[test]
-fn without_neighbours() {
-    behind_netkit("without_neighbours", false, DIRECT);
-}
-
-#[test]
-fn by_the_stack() {
-    behind_netkit("by_the_stack", true, STACK);
+rows! {
+    fn with_neighbours() = behind_netkit("with_neighbours", true, DIRECT);
+    fn without_neighbours() = behind_netkit("without_neighbours", false, DIRECT);
+    fn by_the_stack() = behind_netkit("by_the_stack", true, STACK);
 }

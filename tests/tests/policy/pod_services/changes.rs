@@ -3,6 +3,7 @@
 
 use traffic_policy_testing::netlink;
 use traffic_policy_testing::pace::{until, wait_for};
+use traffic_policy_testing::rows;
 use traffic_policy_testing::traffic::Conversation;
 
 use super::*;
@@ -67,19 +68,10 @@ fn recreated(cni: Cni, killed: bool) {
     }
 }
 
-#[test]
-fn a_routed_device_comes_back() {
-    recreated(Cni::Kindnet, false);
-}
-
-#[test]
-fn a_routed_device_comes_back_without_an_agent() {
-    recreated(Cni::Kindnet, true);
-}
-
-#[test]
-fn a_port_of_a_bridge_comes_back() {
-    recreated(Cni::FlannelHostGw, false);
+rows! {
+    fn a_routed_device_comes_back() = recreated(Cni::Kindnet, false);
+    fn a_routed_device_comes_back_without_an_agent() = recreated(Cni::Kindnet, true);
+    fn a_port_of_a_bridge_comes_back() = recreated(Cni::FlannelHostGw, false);
 }
 
 /// A pod that goes takes nothing from the others: their conversations go on, and its device is

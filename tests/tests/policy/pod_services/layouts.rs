@@ -3,6 +3,7 @@
 
 use std::process::Command;
 
+use traffic_policy_testing::rows;
 use traffic_policy_testing::traffic::server::Identity;
 use traffic_policy_testing::traffic::transfer::transfer;
 use traffic_policy_testing::traffic::{Faults, Server};
@@ -77,29 +78,12 @@ fn in_layout(cni: Option<Cni>) {
     all_endpoints_answer(&scene);
 }
 
-#[test]
-fn plain() {
-    in_layout(None);
-}
-
-#[test]
-fn routed_veth() {
-    in_layout(Some(Cni::Kindnet));
-}
-
-#[test]
-fn bridge() {
-    in_layout(Some(Cni::FlannelHostGw));
-}
-
-#[test]
-fn bridge_and_overlay() {
-    in_layout(Some(Cni::FlannelVxlan));
-}
-
-#[test]
-fn routed_veth_and_overlay() {
-    in_layout(Some(Cni::CalicoVxlan));
+rows! {
+    fn plain() = in_layout(None);
+    fn routed_veth() = in_layout(Some(Cni::Kindnet));
+    fn bridge() = in_layout(Some(Cni::FlannelHostGw));
+    fn bridge_and_overlay() = in_layout(Some(Cni::FlannelVxlan));
+    fn routed_veth_and_overlay() = in_layout(Some(Cni::CalicoVxlan));
 }
 
 #[test]

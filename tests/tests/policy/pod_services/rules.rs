@@ -4,6 +4,7 @@
 
 use traffic_policy_testing::lab::{Addresses, Node};
 use traffic_policy_testing::network_policy::Rules;
+use traffic_policy_testing::rows;
 use traffic_policy_testing::traffic::Conversation;
 
 use super::*;
@@ -65,32 +66,11 @@ fn in_layout(cni: Cni, direct: bool) {
     }
 }
 
-#[test]
-fn routed_veth() {
-    in_layout(Cni::Kindnet, false);
-}
-
-#[test]
-fn routed_veth_with_direct_delivery() {
-    in_layout(Cni::Kindnet, true);
-}
-
-#[test]
-fn bridge() {
-    in_layout(Cni::FlannelHostGw, false);
-}
-
-#[test]
-fn bridge_with_direct_delivery() {
-    in_layout(Cni::FlannelHostGw, true);
-}
-
-#[test]
-fn bridge_and_overlay() {
-    in_layout(Cni::FlannelVxlan, false);
-}
-
-#[test]
-fn routed_veth_and_overlay() {
-    in_layout(Cni::CalicoVxlan, true);
+rows! {
+    fn routed_veth() = in_layout(Cni::Kindnet, false);
+    fn routed_veth_with_direct_delivery() = in_layout(Cni::Kindnet, true);
+    fn bridge() = in_layout(Cni::FlannelHostGw, false);
+    fn bridge_with_direct_delivery() = in_layout(Cni::FlannelHostGw, true);
+    fn bridge_and_overlay() = in_layout(Cni::FlannelVxlan, false);
+    fn routed_veth_and_overlay() = in_layout(Cni::CalicoVxlan, true);
 }

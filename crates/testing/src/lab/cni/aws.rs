@@ -6,7 +6,7 @@
 //! <https://github.com/aws/amazon-vpc-cni-k8s/blob/master/cmd/routed-eni-cni-plugin/driver/driver.go>
 //! (a pod's device and routes)
 
-use super::{Layout, alone, both, cluster_pods, written};
+use super::{Layout, Link, alone, both, cluster_pods, written};
 use crate::family::Family;
 use crate::lab::{Node, Pod};
 use crate::netlink::Mac;
@@ -18,20 +18,9 @@ const TO_POD: u32 = 512;
 const MARKED: u32 = 1024;
 const FROM_POD: u32 = 1536;
 
-impl Layout for SecondaryEni {
+impl Link for SecondaryEni {
     fn host_end(&self, node: u8, pod: u8) -> (String, Option<Mac>) {
         (format!("eni{node:04x}{pod:07x}"), Some([2, 0xe0, 0, 0, node, pod]))
-    }
-
-    /// The card's own address gets no route in the main table.
-    fn node(&self, node: &Node) -> String {
-        let (card, gateway) = (card(node), node.pods_gateway().v4);
-        format!(
-            "addr add {card}/24 dev eth1 noprefixroute\n\
-             route add {gateway} dev eth1 scope link table 2\n\
-             route add default via {gateway} dev eth1 table 2\n\
-             rule add pref {MARKED} fwmark 0x80/0x80 lookup main\n"
-        )
     }
 
     fn host(&self, _node: &Node, pod: &Pod, device: &str) -> String {
@@ -54,6 +43,23 @@ impl Layout for SecondaryEni {
              route add default via fe80::1 dev eth0\n\
              neigh add 169.254.1.1 lladdr {mac} dev eth0 nud permanent\n\
              neigh add fe80::1 lladdr {mac} dev eth0 nud permanent\n"
+        )
+    }
+}
+
+impl Layout for SecondaryEni {
+    fn link(&self) -> &'static dyn Link {
+        &Self
+    }
+
+    /// The card's own address gets no route in the main table.
+    fn node(&self, node: &Node) -> String {
+        let (card, gateway) = (card(node), node.pods_gateway().v4);
+        format!(
+            "addr add {card}/24 dev eth1 noprefixroute\n\
+             route add {gateway} dev eth1 scope link table 2\n\
+             route add default via {gateway} dev eth1 table 2\n\
+             rule add pref {MARKED} fwmark 0x80/0x80 lookup main\n"
         )
     }
 

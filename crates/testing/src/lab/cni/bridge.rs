@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Layout, both, written};
+use super::{Layout, Link, both, written};
 use crate::family::Family;
 use crate::lab::{Node, Pod};
 use crate::netlink::Mac;
@@ -13,24 +13,12 @@ use crate::netlink::Mac;
 pub(super) struct Bridge;
 
 impl Layout for Bridge {
-    fn bridge(&self) -> Option<&'static str> {
-        Some("cni0")
-    }
-
-    fn host_end(&self, node: u8, pod: u8) -> (String, Option<Mac>) {
-        host_end(node, pod)
+    fn link(&self) -> &'static dyn Link {
+        &Port
     }
 
     fn node(&self, node: &Node) -> String {
         device(node, self.mtu())
-    }
-
-    fn host(&self, _node: &Node, _pod: &Pod, device: &str) -> String {
-        hairpin(device)
-    }
-
-    fn pod(&self, node: &Node, pod: &Pod) -> String {
-        inside(node, pod)
     }
 
     fn ways(&self, _here: &Node, there: &Node) -> String {
@@ -53,6 +41,31 @@ impl Layout for Bridge {
     }
 }
 
+/// A veth whose end on the node is a port of `cni0`.
+pub(super) struct Port;
+
+impl Link for Port {
+    fn bridge(&self) -> Option<&'static str> {
+        Some("cni0")
+    }
+
+    fn host_end(&self, node: u8, pod: u8) -> (String, Option<Mac>) {
+        host_end(node, pod)
+    }
+
+    fn host(&self, _node: &Node, _pod: &Pod, device: &str) -> String {
+        format!("link set {device} type bridge_slave hairpin on\n")
+    }
+
+    fn pod(&self, node: &Node, pod: &Pod) -> String {
+        let gateway = node.pods_gateway();
+        both(|family| {
+            let options = if family == Family::V6 { " nodad" } else { "" };
+            format!("addr add {}/{} dev eth0{options}", pod.address(family), family.prefix())
+        }) + &both(|family| format!("route add default via {}", gateway.of(family)))
+    }
+}
+
 /// A name as `ip.RandomVethName` of the plugins makes it: veth and eight digits.
 pub(super) fn host_end(node: u8, pod: u8) -> (String, Option<Mac>) {
     (format!("veth{node:04x}{pod:04x}"), None)
@@ -70,18 +83,6 @@ pub(super) fn device(node: &Node, mtu: u32) -> String {
         format!("addr add {}/{} dev cni0{options}", gateway.of(family), family.prefix())
     });
     lines + "link set cni0 up\n"
-}
-
-pub(super) fn hairpin(device: &str) -> String {
-    format!("link set {device} type bridge_slave hairpin on\n")
-}
-
-pub(super) fn inside(node: &Node, pod: &Pod) -> String {
-    let gateway = node.pods_gateway();
-    both(|family| {
-        let options = if family == Family::V6 { " nodad" } else { "" };
-        format!("addr add {}/{} dev eth0{options}", pod.address(family), family.prefix())
-    }) + &both(|family| format!("route add default via {}", gateway.of(family)))
 }
 
 /// The route to a node's pods leads to the node.

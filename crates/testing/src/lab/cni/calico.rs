@@ -9,7 +9,7 @@
 //! only), <https://docs.tigera.io/calico/latest/reference/resources/felixconfig> (VNI 4096, port
 //! 4789), <https://docs.tigera.io/calico/latest/reference/faq> (169.254.1.1, ee:ee:ee:ee:ee:ee)
 
-use super::{Forwarding, Layout, Setting, alone, both, cluster_pods, flannel};
+use super::{Forwarding, Layout, Link, Setting, alone, both, cluster_pods, flannel};
 use crate::family::Family;
 use crate::lab::{Node, Pod};
 use crate::netlink::Mac;
@@ -27,24 +27,12 @@ impl Layout for Vxlan {
         1450
     }
 
-    fn host_end(&self, node: u8, pod: u8) -> (String, Option<Mac>) {
-        host_end(node, pod)
+    fn link(&self) -> &'static dyn Link {
+        &Routed
     }
 
     fn node(&self, node: &Node) -> String {
         flannel::tunnels(node, TUNNELS, 4096, 4789) + &nowhere(node)
-    }
-
-    fn host(&self, _node: &Node, pod: &Pod, device: &str) -> String {
-        to_pod(pod, device)
-    }
-
-    fn pod(&self, _node: &Node, pod: &Pod) -> String {
-        inside(pod)
-    }
-
-    fn settings(&self, device: &str) -> Vec<Setting> {
-        of_device(device)
     }
 
     fn ways(&self, _here: &Node, there: &Node) -> String {
@@ -69,25 +57,13 @@ impl Layout for Ipip {
         1480
     }
 
-    fn host_end(&self, node: u8, pod: u8) -> (String, Option<Mac>) {
-        host_end(node, pod)
+    fn link(&self) -> &'static dyn Link {
+        &Routed
     }
 
     fn node(&self, node: &Node) -> String {
         let (address, mtu) = (node.pod_network.v4, self.mtu());
         format!("link set {TUNL0} mtu {mtu} up\naddr add {address}/32 dev {TUNL0}\n") + &nowhere(node)
-    }
-
-    fn host(&self, _node: &Node, pod: &Pod, device: &str) -> String {
-        to_pod(pod, device)
-    }
-
-    fn pod(&self, _node: &Node, pod: &Pod) -> String {
-        inside(pod)
-    }
-
-    fn settings(&self, device: &str) -> Vec<Setting> {
-        of_device(device)
     }
 
     fn ways(&self, _here: &Node, there: &Node) -> String {
@@ -115,42 +91,47 @@ impl Layout for Ipip {
     }
 }
 
-fn host_end(node: u8, pod: u8) -> (String, Option<Mac>) {
-    (format!("cali{node:04x}{pod:07x}"), Some(MAC))
+/// A veth whose end on the node has no address, and a route to the pod.
+struct Routed;
+
+impl Link for Routed {
+    fn host_end(&self, node: u8, pod: u8) -> (String, Option<Mac>) {
+        (format!("cali{node:04x}{pod:07x}"), Some(MAC))
+    }
+
+    fn host(&self, _node: &Node, pod: &Pod, device: &str) -> String {
+        both(|family| format!("route add {}/{} dev {device}", pod.address(family), alone(family)))
+    }
+
+    fn pod(&self, _node: &Node, pod: &Pod) -> String {
+        let (v4, v6) = (pod.addresses.v4, pod.addresses.v6);
+        format!(
+            "addr add {v4}/32 dev eth0\n\
+             addr add {v6}/128 dev eth0 nodad\n\
+             route add 169.254.1.1 dev eth0 scope link\n\
+             route add default via 169.254.1.1 dev eth0\n\
+             route add default via {GATEWAY_V6} dev eth0\n"
+        )
+    }
+
+    fn settings(&self, device: &str) -> Vec<Setting> {
+        let v4 = |name: &str| format!("net.ipv4.conf.{device}.{name}");
+        vec![
+            (v4("route_localnet"), "1"),
+            (format!("net.ipv4.neigh.{device}.proxy_delay"), "0"),
+            (v4("proxy_arp"), "1"),
+            (v4("forwarding"), "1"),
+            (v4("rp_filter"), "1"),
+            (format!("net.ipv6.conf.{device}.proxy_ndp"), "1"),
+            (format!("net.ipv6.conf.{device}.forwarding"), "1"),
+        ]
+    }
 }
 
 /// Blackhole routes for the node's blocks: packets to addresses in them that no pod has are
 /// dropped.
 fn nowhere(node: &Node) -> String {
     both(|family| format!("route add blackhole {} proto 80", block(node, family)))
-}
-
-fn to_pod(pod: &Pod, device: &str) -> String {
-    both(|family| format!("route add {}/{} dev {device}", pod.address(family), alone(family)))
-}
-
-fn inside(pod: &Pod) -> String {
-    let (v4, v6) = (pod.addresses.v4, pod.addresses.v6);
-    format!(
-        "addr add {v4}/32 dev eth0\n\
-         addr add {v6}/128 dev eth0 nodad\n\
-         route add 169.254.1.1 dev eth0 scope link\n\
-         route add default via 169.254.1.1 dev eth0\n\
-         route add default via {GATEWAY_V6} dev eth0\n"
-    )
-}
-
-fn of_device(device: &str) -> Vec<Setting> {
-    let v4 = |name: &str| format!("net.ipv4.conf.{device}.{name}");
-    vec![
-        (v4("route_localnet"), "1"),
-        (format!("net.ipv4.neigh.{device}.proxy_delay"), "0"),
-        (v4("proxy_arp"), "1"),
-        (v4("forwarding"), "1"),
-        (v4("rp_filter"), "1"),
-        (format!("net.ipv6.conf.{device}.proxy_ndp"), "1"),
-        (format!("net.ipv6.conf.{device}.forwarding"), "1"),
-    ]
 }
 
 /// The rules without network policies. A packet that conntrack calls INVALID is dropped before it
@@ -182,7 +163,7 @@ fn rules(node: &Node, family: Family, tunnel: Option<&str>, input: &str) -> Stri
          -A cali-FORWARD -o cali+ -j cali-to-wl-dispatch\n"
     );
     for (index, _) in (1..).zip(&node.pods) {
-        let (device, _) = host_end(node.number, index);
+        let (device, _) = Routed.host_end(node.number, index);
         let chain = format!("cali-tw-{device}");
         rules += &format!(
             ":{chain} - [0:0]\n\

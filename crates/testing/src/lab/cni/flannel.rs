@@ -10,9 +10,9 @@ use std::net::SocketAddr;
 
 use anyhow::Result;
 
-use super::{Forwarding, Layout, both, bridge, cluster_pods, written};
+use super::{Forwarding, Layout, Link, both, bridge, cluster_pods, written};
 use crate::family::Family;
-use crate::lab::{Node, Pod};
+use crate::lab::Node;
 use crate::netlink::Mac;
 use crate::wireguard::{self, Peer};
 
@@ -29,24 +29,12 @@ impl Layout for Vxlan {
         1450
     }
 
-    fn bridge(&self) -> Option<&'static str> {
-        Some("cni0")
-    }
-
-    fn host_end(&self, node: u8, pod: u8) -> (String, Option<Mac>) {
-        bridge::host_end(node, pod)
+    fn link(&self) -> &'static dyn Link {
+        &bridge::Port
     }
 
     fn node(&self, node: &Node) -> String {
         bridge::device(node, self.mtu()) + &tunnels(node, TUNNELS, 1, 8472)
-    }
-
-    fn host(&self, _node: &Node, _pod: &Pod, device: &str) -> String {
-        bridge::hairpin(device)
-    }
-
-    fn pod(&self, node: &Node, pod: &Pod) -> String {
-        bridge::inside(node, pod)
     }
 
     fn ways(&self, _here: &Node, there: &Node) -> String {
@@ -63,24 +51,12 @@ impl Layout for Vxlan {
 }
 
 impl Layout for HostGateway {
-    fn bridge(&self) -> Option<&'static str> {
-        Some("cni0")
-    }
-
-    fn host_end(&self, node: u8, pod: u8) -> (String, Option<Mac>) {
-        bridge::host_end(node, pod)
+    fn link(&self) -> &'static dyn Link {
+        &bridge::Port
     }
 
     fn node(&self, node: &Node) -> String {
         bridge::device(node, self.mtu())
-    }
-
-    fn host(&self, _node: &Node, _pod: &Pod, device: &str) -> String {
-        bridge::hairpin(device)
-    }
-
-    fn pod(&self, node: &Node, pod: &Pod) -> String {
-        bridge::inside(node, pod)
     }
 
     fn ways(&self, _here: &Node, there: &Node) -> String {
@@ -102,12 +78,8 @@ impl Layout for Wireguard {
         1420
     }
 
-    fn bridge(&self) -> Option<&'static str> {
-        Some("cni0")
-    }
-
-    fn host_end(&self, node: u8, pod: u8) -> (String, Option<Mac>) {
-        bridge::host_end(node, pod)
+    fn link(&self) -> &'static dyn Link {
+        &bridge::Port
     }
 
     /// One route for all nodes' pods: the device knows the peer of each.
@@ -126,14 +98,6 @@ impl Layout for Wireguard {
             )
         });
         bridge::device(node, mtu) + &devices.concat()
-    }
-
-    fn host(&self, _node: &Node, _pod: &Pod, device: &str) -> String {
-        bridge::hairpin(device)
-    }
-
-    fn pod(&self, node: &Node, pod: &Pod) -> String {
-        bridge::inside(node, pod)
     }
 
     fn ways(&self, _here: &Node, _there: &Node) -> String {

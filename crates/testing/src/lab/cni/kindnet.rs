@@ -5,20 +5,16 @@
 //! <https://github.com/kubernetes-sigs/kind/blob/main/images/kindnetd/cmd/kindnetd/cni.go>,
 //! <https://github.com/containernetworking/plugins/blob/main/plugins/main/ptp/ptp.go>
 
-use super::{Layout, alone, both, bridge};
+use super::{Layout, Link, alone, both, bridge};
 use crate::family::Family;
 use crate::lab::{Node, Pod};
 use crate::netlink::Mac;
 
 pub(super) struct Kindnet;
 
-impl Layout for Kindnet {
+impl Link for Kindnet {
     fn host_end(&self, node: u8, pod: u8) -> (String, Option<Mac>) {
         bridge::host_end(node, pod)
-    }
-
-    fn node(&self, _node: &Node) -> String {
-        String::new()
     }
 
     /// The device of every pod has the same address, that of the gateway.
@@ -45,6 +41,16 @@ impl Layout for Kindnet {
             let gateway = gateway.of(family);
             format!("route add {} via {gateway} src {}", node.pods(family), pod.address(family))
         }) + &both(|family| format!("route add default via {} dev eth0", gateway.of(family)))
+    }
+}
+
+impl Layout for Kindnet {
+    fn link(&self) -> &'static dyn Link {
+        &Self
+    }
+
+    fn node(&self, _node: &Node) -> String {
+        String::new()
     }
 
     fn ways(&self, _here: &Node, there: &Node) -> String {
