@@ -65,11 +65,33 @@ impl Dataplane {
 
 /// Records a sign of life, with which idle times in jiffies can be converted to another clock.
 pub fn beat(maps: &mut Maps, object: &Ebpf) -> Result<()> {
-    let (seen, jiffies) = (clock::monotonic()?, test_run::raw_tracepoint(object, "tp_clock")?);
+    let (seen, jiffies) = at_once(clock::monotonic, || test_run::raw_tracepoint(object, "tp_clock"))?;
     maps.heartbeat.store(heartbeat::jiffies, jiffies);
     maps.heartbeat.store(heartbeat::seen, seen);
     end_monitor(maps, seen);
     Ok(())
+}
+
+/// The number of times that both clocks are read, unless they are read at once.
+const READS: usize = 4;
+/// The nanoseconds within which both clocks are read: a jiffy, at the shortest.
+const AT_ONCE: u64 = 1_000_000;
+
+/// Returns the time and the jiffies of one moment. On a busy node the agent may lose its CPU
+/// between the two, and idle times would be longer by that until the next sign of life.
+fn at_once(time: impl Fn() -> Result<u64>, mut jiffies: impl FnMut() -> Result<u32>) -> Result<(u64, u32)> {
+    let mut before = time()?;
+    let mut nearest = (u64::MAX, before, 0);
+    for _ in 0..READS {
+        let ticks = jiffies()?;
+        let after = time()?;
+        nearest = nearest.min((after.saturating_sub(before), before, ticks));
+        if nearest.0 <= AT_ONCE {
+            break;
+        }
+        before = after;
+    }
+    Ok((nearest.1, nearest.2))
 }
 
 /// Records that the maps hold the desired state.
@@ -97,4 +119,27 @@ fn end_monitor(maps: &mut Maps, now: u64) {
     // compared because a new listener may have written it in the meantime.
     let word = unsafe { AtomicU64::from_ptr(config::monitor_until(maps.config.pointer())) };
     let _ = word.compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn clocks_that_were_read_apart_are_read_again() {
+        let now = Cell::new(0);
+        // How long each read of the jiffies takes, in milliseconds.
+        for (delays, seen) in [([0, 9, 9, 9], 0), ([1_500, 0, 9, 9], 1_500), ([30, 20, 10, 40], 50)] {
+            now.set(0);
+            let mut delays = delays.into_iter();
+            let jiffies = || {
+                let began = now.get();
+                now.set(began + delays.next().unwrap() * 1_000_000);
+                Ok((began / 1_000_000) as u32)
+            };
+            assert_eq!(at_once(|| Ok(now.get()), jiffies).unwrap(), (seen * 1_000_000, seen as u32));
+        }
+    }
 }

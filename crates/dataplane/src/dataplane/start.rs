@@ -17,7 +17,7 @@ use super::{
         attach::clsact,
         loader,
         pins::{self, Pins},
-        programs, test_run, verifier,
+        programs, verifier,
     },
     check_privileges, clock, conntrack_windows,
     devices::{Devices, pinned_devices},
@@ -101,7 +101,7 @@ impl Dataplane {
         if let Some(pins) = pins {
             programs::pin(&mut object, &pins.programs())?;
         }
-        let hz = clock::sample_hz(|| test_run::raw_tracepoint(&object, "tp_clock"))?;
+        let hz = clock::hz()?;
         config.idle.warn_of_too_long(hz);
         let flows = [maps.v4.size, maps.v6.size];
         let sweeper = Sweeper::new(config.idle.in_jiffies(hz), flows);
