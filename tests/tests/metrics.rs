@@ -165,6 +165,7 @@ fn a_scrape_follows_syncs_and_packets() {
         "slots",
         "source-ranges",
         "direct-nodes",
+        "direct-macs",
         "services",
         "maglev",
         "hops",

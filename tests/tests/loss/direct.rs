@@ -276,6 +276,8 @@ fn nodes_without_room_fail_no_write() {
         let map = [("map", "direct-nodes"), ("ip_family", "IPv4")];
         assert!((of("traffic_policy_map_entries", &map) - 2.0).abs() < 0.1, "those that are known stay");
         assert!((of("traffic_policy_map_max_entries", &map) - 16_383.0).abs() < 0.1);
+        let macs = of("traffic_policy_map_entries", &[("map", "direct-macs")]);
+        assert!((macs - 2.0).abs() < 0.1, "one of each other node: {macs}");
         // Of writes that fail the time since the first one grows; one that is under way ends.
         until(&format!("node-{number} is in sync"), PATIENCE, || {
             let metrics = agent.scrape().unwrap();

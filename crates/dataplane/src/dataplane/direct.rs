@@ -109,6 +109,12 @@ impl Direct {
         [self.v4.nodes.len(), self.v6.nodes.len()]
     }
 
+    /// Returns the number of other nodes' MAC addresses in the map.
+    #[must_use]
+    pub fn macs(&self) -> usize {
+        self.macs.len()
+    }
+
     /// Returns the number of other nodes' addresses for which there is room, of each family, and
     /// that of MAC addresses.
     #[must_use]

@@ -76,6 +76,7 @@ impl Figures for Dataplane {
                 ("maglev", usage.tables, room.tables),
                 ("hops", maps.usage.load(used_hops(generation)), HOPS_PER_GENERATION),
                 ("devices", self.attached().count() as u64, room.devices),
+                ("direct-macs", self.direct.macs() as u64, self.direct.room()[1]),
                 ("removed-endpoints", sweeps.removed().len() as u64, room.removed),
             ]
             .map(|(map, used, size)| MapUsage { map, ipv6: None, used, size }),

@@ -41,6 +41,11 @@ impl Macs {
         u32::try_from(self.room).unwrap_or(u32::MAX)
     }
 
+    /// The number of addresses in the map, 0 before it was read.
+    pub(super) fn len(&self) -> usize {
+        self.held.as_ref().map_or(0, BTreeMap::len)
+    }
+
     /// Makes the map equal to what is wanted: by each address, whether its node takes packets that
     /// are sent to it as they are. Returns the number of elements written.
     pub(super) fn sync(&mut self, wanted: &BTreeMap<[u8; 6], bool>, all: bool) -> Result<usize> {
