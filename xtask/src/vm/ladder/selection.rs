@@ -28,7 +28,7 @@ pub(super) const SUITES: [Suite; 8] = [
         name: "packets",
         emulated: &[
             "answers::no_endpoint_anywhere",
-            "clock::jiffies_go_by",
+            "clock::jiffies_go_by_at_the_rate_that_the_kernel_reports",
             "conversation::the_end_of_a_connection",
             "direct::l2::packets_leave_as_they_came_but_for_mac_and_ttl",
             "direct::packets_leave_within_packets_to_the_endpoint",
@@ -57,7 +57,16 @@ pub(super) const SUITES: [Suite; 8] = [
         ],
     },
     Suite { name: "sockets", emulated: &["conversations::cluster_ips_of_policy_cluster_and_local"] },
-    Suite { name: "loss", emulated: &["preemption::with_policy_local_nobody_notices", "adopt_sctp::by_tc"] },
+    Suite {
+        name: "loss",
+        emulated: &[
+            "adopt_sctp::by_tc",
+            "outlive::many::a_thousand_connections_outlive_nodes_and_agents",
+            "outlive::many::snat_cuts_what_passed_the_node",
+            "outlive::the_node_in_front_vanishes_within_udp",
+            "preemption::with_policy_local_nobody_notices",
+        ],
+    },
     Suite { name: DRIVERS, emulated: &["changed::mtu_beyond_a_page_auto", "matrix::four_queues_xdp"] },
     // Three nodes and both policies, a preemption, a live switch.
     Suite { name: DEMO, emulated: &[] },
