@@ -85,10 +85,6 @@ const fn is_reported(outcome: Outcome) -> bool {
     }
 }
 
-const fn is_new_flow(outcome: Outcome) -> bool {
-    matches!(outcome, Outcome::Forwarded | Outcome::Delivered | Outcome::Connected)
-}
-
 /// Interval at which the packet path is informed that a listener is still present.
 const RENEW: Duration = Duration::from_secs(1);
 /// Interval at which Services are read again, because they change; for an unknown index it is
@@ -143,7 +139,7 @@ impl Arguments {
     }
 
     fn wants(&self, event: &Event, port: Option<&ServicePort>) -> bool {
-        !(self.drops && is_new_flow(event.outcome))
+        (!self.drops || view::is_drop(event.outcome))
             && (self.outcomes.is_empty() || self.outcomes.contains(&event.outcome))
             && self.client.is_none_or(|net| net.contains(&event.client.ip()))
             && self
@@ -242,7 +238,14 @@ mod tests {
             (port(), event(Outcome::DroppedNoLocalEndpoint), event(Outcome::Forwarded));
         assert!(arguments(&[], false).wants(&forwarded, Some(&port)));
         assert!(!arguments(&[], true).wants(&forwarded, Some(&port)));
-        assert!(arguments(&[], true).wants(&dropped, Some(&port)));
+        for outcome in [Outcome::DroppedNoLocalEndpoint, Outcome::RejectedNoEndpoint, Outcome::ResetNoFlow] {
+            assert!(arguments(&[], true).wants(&event(outcome), Some(&port)), "{outcome:?}");
+        }
+        for outcome in
+            [Outcome::Delivered, Outcome::Connected, Outcome::ForwardedDirect, Outcome::ForwardedToOwner]
+        {
+            assert!(!arguments(&[], true).wants(&event(outcome), Some(&port)), "{outcome:?}");
+        }
         assert!(!arguments(&[], true).wants(&dropped, None), "of no Service");
         assert!(!arguments(&[Outcome::DroppedNoRoute], false).wants(&dropped, Some(&port)));
         let stranger = Event { client: "198.51.100.1:1".parse().unwrap(), ..dropped };

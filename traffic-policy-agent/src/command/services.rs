@@ -12,7 +12,7 @@ use traffic_policy_cluster::model::{Algorithm, Dispatch, Endpoint, Forwarding, P
 use traffic_policy_dataplane::inspect::{
     Choice, Count, Counts, FormerOwners, FrontendView, Nodes, Phase, ServicePort,
 };
-use traffic_policy_ebpf::outcome::{Outcome, Verdict};
+use traffic_policy_ebpf::outcome::Outcome;
 
 mod former;
 
@@ -299,7 +299,7 @@ fn overview(out: &mut dyn Write, ports: &[ServicePort], counts: &Counts) -> io::
         let (mut packets, mut dropped) = (0, 0);
         for (outcome, count) in of(port, counts) {
             packets += count.packets;
-            if is_drop(outcome) {
+            if view::is_drop(outcome) {
                 dropped += count.packets;
             }
         }
@@ -318,15 +318,6 @@ fn overview(out: &mut dyn Write, ports: &[ServicePort], counts: &Counts) -> io::
             once(dropped),
         ]
     })
-}
-
-/// Whether an outcome drops a packet, with or without an answer of the packet path's own.
-fn is_drop(outcome: Outcome) -> bool {
-    match outcome.verdict() {
-        Verdict::Drop => true,
-        Verdict::Send => ["rejected-", "reset-"].iter().any(|kind| outcome.name().starts_with(kind)),
-        Verdict::Pass => false,
-    }
 }
 
 fn details(

@@ -8,6 +8,16 @@ pub use traffic_policy_cluster::command::view::{
     Output, OutputArguments, frontend_kind, is_named, policy, print, print_json, span, table, usage, wrap,
 };
 use traffic_policy_dataplane::{DEFAULT_PINS, inspect::Pinned};
+use traffic_policy_ebpf::outcome::{Outcome, Verdict};
+
+/// Whether an outcome drops a packet, with or without an answer of the packet path's own.
+pub fn is_drop(outcome: Outcome) -> bool {
+    match outcome.verdict() {
+        Verdict::Drop => true,
+        Verdict::Send => ["rejected-", "reset-"].iter().any(|kind| outcome.name().starts_with(kind)),
+        Verdict::Pass => false,
+    }
+}
 
 /// Pin folder and output format.
 #[derive(Debug, Args)]
