@@ -93,6 +93,9 @@ impl<'a> Judge<'a> {
                 Some(same) => {
                     same.keys.extend(judgement.keys);
                     same.frontends.extend(judgement.frontends);
+                    for (pod, other) in same.pods.iter_mut().zip(judgement.pods) {
+                        pod.addresses.extend(other.addresses);
+                    }
                 }
                 None => ports.push(judgement),
             }
@@ -316,7 +319,7 @@ impl<'a> Behind<'_, 'a> {
             let share = shares.get(&list).copied().unwrap_or(0.0);
             for (place, weight) in places.iter().zip(weights) {
                 let pod = pods.entry(place.address).or_insert_with(|| PodShare {
-                    address: place.address,
+                    addresses: vec![place.address],
                     pod: place.endpoint.pod.as_deref(),
                     node: place.endpoint.node_name.as_deref(),
                     ready: place.endpoint.ready,

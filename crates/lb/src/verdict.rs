@@ -89,7 +89,8 @@ impl Row<'_> {
 /// An endpoint and its share.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodShare<'a> {
-    pub address: SocketAddr,
+    /// Its address for each of the ports.
+    pub addresses: Vec<SocketAddr>,
     pub pod: Option<&'a str>,
     pub node: Option<&'a str>,
     pub ready: bool,
@@ -101,7 +102,8 @@ impl PodShare<'_> {
     /// Returns the pod's name, or the address if the name is not known.
     #[must_use]
     pub fn label(&self) -> String {
-        self.pod.map_or_else(|| self.address.ip().to_string(), str::to_owned)
+        let address = || self.addresses.first().map(|address| address.ip().to_string()).unwrap_or_default();
+        self.pod.map_or_else(address, str::to_owned)
     }
 }
 

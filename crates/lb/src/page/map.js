@@ -41,7 +41,7 @@ function boxes(place) {
     const direct = sum(set, own), total = sum(set, (pod) => pod.share);
     const each = set.map((pod) => pod.share);
     const [least, most] = [Math.min(...each), Math.max(...each)].map(percent);
-    const name = (pod) => pod.pod ?? pod.address;
+    const name = (pod) => pod.pod ?? pod.addresses[0];
     return {
       name: set.length === 1 ? name(set[0]) : many(set.length, "pod"),
       full: set.slice(0, 20).map(name).join(", "),

@@ -57,14 +57,14 @@ function nodeTable(caption, port) {
 
 function podTable(caption, port) {
   if (port.pods.length === 0) return h("p", null, "No pod takes connections.");
-  const pods = [...port.pods].sort((a, b) => b.share - a.share || natural(a.pod ?? a.address, b.pod ?? b.address));
+  const pods = [...port.pods].sort((a, b) => b.share - a.share || natural(a.pod ?? a.addresses[0], b.pod ?? b.addresses[0]));
   const counted = pods.filter((pod) => pod.ready || pod.share > 0);
   const most = Math.max(...pods.map((pod) => pod.share), NONE), mean = sum(counted, (pod) => pod.share) / Math.max(1, counted.length);
   const meter = (pod) => h("span", { class: "meter", "aria-hidden": "true" }, h("i", { style: `width:${(pod.share / most) * 100}%` }), h("b", { style: `left:${(mean / most) * 100}%` }));
   return table(caption, [
-    ["Pod", (pod) => (pod.pod ?? pod.address) + (pod.ready ? "" : " (terminating)")],
+    ["Pod", (pod) => (pod.pod ?? pod.addresses[0]) + (pod.ready ? "" : " (terminating)")],
     ["Node", (pod) => pod.node ?? "–"],
-    ["Address", (pod) => pod.address],
+    ["Address", (pod) => pod.addresses.join(", ")],
     ["Share", (pod) => percent(pod.share), "number"],
     ["beside the mean", meter],
   ], pods);

@@ -329,3 +329,19 @@ fn metallb_announces_a_node_whose_last_pod_terminates() {
         assert!(!table.contains("n3 0 Announced"), "{balancer}: {table}");
     }
 }
+
+#[test]
+fn ports_that_are_alike_show_each_address_of_a_pod() {
+    let yaml = manifests("n1 n2", "NodePort Cluster", "a@n1 b@n2")
+        .replace(
+            "[{name: http, port: 80,",
+            "[{name: admin, port: 81, nodePort: 30081}, {name: http, port: 80,",
+        )
+        .replace("[{name: http, port: 8080}]", "[{name: admin, port: 8081}, {name: http, port: 8080}]");
+    let cluster = cluster(&yaml);
+    let judge = Judge::new(&cluster, None, Overrides::default());
+    let judgement = judge.service(&web()).unwrap();
+    let [port] = &judgement.ports[..] else { panic!("{:?}", judgement.ports) };
+    let addresses: Vec<_> = port.pods.iter().map(|pod| format!("{:?}", pod.addresses)).collect();
+    assert_eq!(addresses, ["[10.244.0.1:8081, 10.244.0.1:8080]", "[10.244.0.2:8081, 10.244.0.2:8080]"]);
+}

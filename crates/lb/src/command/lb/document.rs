@@ -108,7 +108,8 @@ struct RowDocument {
 #[derive(Serialize)]
 struct Pod {
     pod: Option<String>,
-    address: String,
+    /// Its address for each of the ports.
+    addresses: Vec<String>,
     node: Option<String>,
     ready: bool,
     share: f64,
@@ -209,7 +210,7 @@ impl Port {
                 .iter()
                 .map(|pod| Pod {
                     pod: pod.pod.map(str::to_owned),
-                    address: pod.address.to_string(),
+                    addresses: pod.addresses.iter().map(ToString::to_string).collect(),
                     node: pod.node.map(str::to_owned),
                     ready: pod.ready,
                     share: pod.share,
