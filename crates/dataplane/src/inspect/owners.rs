@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use traffic_policy_cluster::model::{Endpoint, FrontendKind};
 use traffic_policy_ebpf::{
     abi::{Address, Address4, Address6, Ports, Tuple, maglev},
@@ -45,16 +45,11 @@ impl ServicePort {
     /// `None` without a table.
     pub fn slots(&self, pinned: &Pinned) -> Result<Option<Vec<u32>>> {
         let Choice::Maglev(table) = self.choice else { return Ok(None) };
-        let map = pinned.map("tp_maglev")?;
         let mut slots = vec![0; self.cluster.len()];
-        for element in 0..maglev::elements(table.len) {
-            let places: u64 = map.value(table.base.saturating_add(element))?;
-            let first = element * maglev::SLOTS_PER_ELEMENT;
-            for slot in first..table.len.min(first + maglev::SLOTS_PER_ELEMENT) {
-                // A table that is replaced meanwhile may name places that the list lacks.
-                if let Some(count) = slots.get_mut(maglev::place(places, slot) as usize) {
-                    *count += 1;
-                }
+        for place in maglev::unpack(&elements(pinned, table.base, maglev::elements(table.len))?, table.len) {
+            // A table that is replaced meanwhile may name places that the list lacks.
+            if let Some(count) = slots.get_mut(place as usize) {
+                *count += 1;
             }
         }
         Ok(Some(slots))
@@ -90,16 +85,22 @@ impl ServicePort {
         } else {
             services::endpoints::<Address4>(&pinned.map("tp_endpoints4")?, list)?
         };
-        let map = pinned.map("tp_maglev")?;
         let length = maglev::elements(slots);
-        let mut read = Vec::new();
-        for table in 0..tables.len {
-            let first = tables.base.saturating_add(table * length);
-            let elements = (first..first.saturating_add(length)).map(|element| map.value(element));
-            read.push(maglev::unpack(&elements.collect::<Result<Vec<u64>>>()?, slots).collect());
-        }
+        let all = elements(pinned, tables.base, tables.len.saturating_mul(length))?;
+        let tables = all.chunks_exact(length.max(1) as usize);
+        let read: Vec<_> = tables.map(|table| maglev::unpack(table, slots).collect()).collect();
         Ok(Some(FormerOwners { left: Duration::from_nanos(until - now), ..count(&endpoints, &read) }))
     }
+}
+
+/// Reads this many elements of the Maglev tables, of which there have to be as many.
+fn elements(pinned: &Pinned, first: u32, number: u32) -> Result<Vec<u64>> {
+    let mut elements = Vec::new();
+    pinned
+        .map("tp_maglev")?
+        .elements(first..first.saturating_add(number), |element| elements.push(element))?;
+    ensure!(elements.len() == number as usize, "the Maglev table ends behind its map: it was just replaced");
+    Ok(elements)
 }
 
 /// A connection to a frontend.
