@@ -113,7 +113,7 @@ fn is_first_answer<P: Packet, F: Family>(
     if answers {
         node_silence::note_answer(get!(entry.packets).node(), clock::jiffies());
         begin_count(entry);
-        take(entry, &after);
+        take(entry, 0, &after);
         note_scale(packet, parsed, entry);
     }
     answers
@@ -205,7 +205,7 @@ fn request<P: Packet, F: Family>(
             }
             return Transition::Keep(entry);
         }
-        take(entry, &after);
+        take(entry, state, &after);
         note_window(entry, window_of(parsed));
         state = after.state;
     } else if state & REMOVED != 0 {
@@ -221,14 +221,17 @@ fn request<P: Packet, F: Family>(
     Transition::Keep(entry)
 }
 
-/// Writes the result of a segment to its entry.
+/// Writes the result of a segment to its entry, whose state was `before`: what the segment has
+/// changed alone. Segments of one direction come on two CPUs, of the process that sends and of what
+/// it receives, and an acknowledgement must not overwrite the FIN beside it.
 #[inline(always)]
-fn take<A: Address>(entry: *mut Flow<A>, after: &After) {
+fn take<A: Address>(entry: *mut Flow<A>, before: u8, after: &After) {
     if after.numbers != get!(entry.numbers) {
         set!(entry.numbers = after.numbers);
     }
-    if after.state != get!(entry.state) {
-        set!(entry.state = after.state);
+    let changed = after.state ^ before;
+    if changed != 0 {
+        set!(entry.state = get!(entry.state) & !changed | after.state & changed);
     }
 }
 
@@ -244,7 +247,8 @@ fn reply<P: Packet, F: Family>(
     if !believed {
         return Transition::Leave(Outcome::PassedStaleFlow);
     }
-    let mut state = get!(entry.state);
+    let before = get!(entry.state);
+    let mut state = before;
     if !parsed.is_tcp() {
         if state & ANSWERED == 0 {
             set!(entry.state = state | ANSWERED);
@@ -275,7 +279,7 @@ fn reply<P: Packet, F: Family>(
         return Transition::Keep(entry);
     }
     begin_count(entry);
-    take(entry, &after);
+    take(entry, before, &after);
     if state & ASSURED == 0 && segment.flags & flag::SYN != 0 {
         note_scale(packet, parsed, entry);
     } else {
