@@ -51,6 +51,10 @@ const MERGED: [(&str, &str); 5] = [
 const ATOMIC: [&str; 6] = ["args", "command", "envFrom", "tolerations", "add", "drop"];
 
 /// Returns the objects of a folder with a `kustomization.yaml`.
+///
+/// # Errors
+/// A file cannot be read, has a field that is not supported here, or patches an object that does
+/// not exist.
 pub fn build(folder: &Path) -> Result<Vec<Value>> {
     let kustomization = read(folder, ("kustomize.config.k8s.io/v1beta1", "Kustomization"))?;
     let mut objects = Vec::new();
@@ -213,6 +217,8 @@ fn merge_list(target: &mut Vec<Value>, patch: &[Value], path: &str) -> Result<()
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     const BASE: &str = "apiVersion: apps/v1\nkind: DaemonSet\nmetadata: {name: a, namespace: n}\nspec:\n  containers:\n  - {name: x, args: [run], env: [{name: A, value: b}], probe: {path: /livez}}\n";
@@ -236,6 +242,22 @@ mod tests {
         format!(
             "apiVersion: apps/v1\nkind: DaemonSet\nmetadata: {{name: a, namespace: n}}\nspec: {{containers: {containers}}}\n"
         )
+    }
+
+    #[test]
+    fn named_elements_are_merged_and_arguments_replaced() {
+        let text = patch(
+            "[{name: x, args: [cleanup], probe: null, env: [{name: A, value: c}, {name: B, value: d}]}]",
+        );
+        let objects = built(WITH_PATCH, &text).unwrap();
+        assert_eq!(
+            objects[0]["spec"]["containers"],
+            json!([{
+                "name": "x",
+                "args": ["cleanup"],
+                "env": [{"name": "A", "value": "c"}, {"name": "B", "value": "d"}],
+            }])
+        );
     }
 
     #[test]

@@ -142,6 +142,29 @@ fn measure() -> Result<Duration> {
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_slow_machine_has_more_time_and_a_fast_one_no_less() {
+        assert!((of(REFERENCE / 4) - 1.0).abs() < 1e-9);
+        assert!((of(REFERENCE * 20) - 20.0).abs() < 1e-9);
+        assert!((of(REFERENCE * 1000) - SLOWEST).abs() < 1e-9);
+        let limit = Duration::from_secs(20);
+        assert!(scaled(limit) >= limit);
+    }
+
+    #[test]
+    fn only_numbers_of_at_least_one_are_taken() {
+        assert!((parse(" 20\n").unwrap() - 20.0).abs() < 1e-9);
+        for wrong in ["", "fast", "0.5", "-1", "NaN", "inf"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "waited for two in vain, last: Some(1)")]
+    fn what_was_seen_last_is_said() {
+        look_until("two", Duration::ZERO, || 1, |seen| *seen == 2);
+    }
+
     /// Prints the pace of this machine: `cargo test -p traffic-policy-tests --lib pace --
     /// --nocapture`.
     #[test]

@@ -1,4 +1,4 @@
-//! A minimal XDP program, attached without a loader.
+//! Minimal XDP programs, attached without a loader.
 //!
 //! Frames that a veth sends by XDP_TX only arrive if the other end has an XDP program too. GRO
 //! there is not enough: it makes the receive ring, so the frame is queued and counted as sent, but
@@ -13,11 +13,20 @@ use traffic_policy_dataplane::sys;
 
 use crate::netns::Namespace;
 
+/// The verdict of a program on every frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Always {
+    Drop = 1,
+    Pass = 2,
+    /// Sends the frame back by the device on which it arrived.
+    Transmit = 3,
+}
+
 impl Namespace {
-    /// Attaches a program that passes every frame, in native mode. It stays as long as the device,
-    /// or until it is replaced.
-    pub fn attach_xdp(&self, device: &str) -> Result<()> {
-        let loaded = load().context("loading an XDP program")?;
+    /// Attaches such a program in native mode. It stays as long as the device, or until it is
+    /// replaced.
+    pub fn attach_xdp(&self, device: &str, program: Always) -> Result<()> {
+        let loaded = load(program).context("loading an XDP program")?;
         self.netlink(async |net| net.attach_xdp(device, loaded.as_raw_fd()).await)
     }
 
@@ -27,13 +36,13 @@ impl Namespace {
     }
 }
 
-fn load() -> io::Result<OwnedFd> {
+fn load(program: Always) -> io::Result<OwnedFd> {
     /// `enum bpf_prog_type`: BPF_PROG_TYPE_XDP
     const XDP: u32 = 6;
     /// BPF_F_XDP_HAS_FRAGS: without it the other end of a veth cannot have an MTU of more than a
     /// page.
     const XDP_HAS_FRAGS: u32 = 1 << 5;
-    // r0 = XDP_PASS; exit
-    let code = [[0xb7, 0, 0, 0, 2, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
+    // r0 = program; exit
+    let code = [[0xb7, 0, 0, 0, program as u8, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
     sys::load_named("", XDP, &code, c"GPL", XDP_HAS_FRAGS)
 }

@@ -9,6 +9,7 @@ use traffic_policy_dataplane::{self as dataplane, Kernel, MapSizes};
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::Cluster;
 use traffic_policy_testing::lab::Lab;
+use traffic_policy_testing::xdp::Always;
 
 use crate::output::{check, check_in, one_node};
 
@@ -27,7 +28,7 @@ fn a_veth_with_checksum_offload() {
     drop(agent);
 
     lab.node(1).netns().set_offloads("eth0", false).unwrap();
-    lab.router().attach_xdp("node-1").unwrap();
+    lab.router().attach_xdp("node-1", Always::Pass).unwrap();
     check(&lab, &["--attach", "xdp"]).is_well();
 }
 
@@ -54,7 +55,7 @@ fn jumbo_frames_in_xdp() {
 fn programs_of_others_and_of_an_agent_that_runs() {
     let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
     let (lab, node) = (&cluster.lab, cluster.lab.node(1).netns());
-    node.attach_xdp("eth0").unwrap();
+    node.attach_xdp("eth0", Always::Pass).unwrap();
     let off = "ip link set eth0 xdp off";
     check(lab, &[]).only("warning", "xdp-program", "is on eth0: it sees packets first", off);
     check(lab, &["--attach", "xdp"]).only(

@@ -11,6 +11,7 @@ use traffic_policy_testing::cluster::Protocol;
 use traffic_policy_testing::lab::{Cni, Family, Lab};
 use traffic_policy_testing::pace::until;
 use traffic_policy_testing::traffic::Outcome;
+use traffic_policy_testing::xdp::Always;
 
 use crate::layouts::STACK;
 use crate::testbed::{REMOTE, Testbed};
@@ -76,7 +77,7 @@ fn kindnet_xdp() {
 
     assert!(refused(lab, &["--attach", "node-1", "br0"]).contains("br0 is no veth"));
     assert!(refused(lab, &["--attach", "node-1", "veth77"]).contains("no device veth77"));
-    lab.router().attach_xdp("node-2").unwrap();
+    lab.router().attach_xdp("node-2", Always::Pass).unwrap();
     for what in ["--attach", "--detach"] {
         let other = refused(lab, &[what, "node-1", "node-2"]);
         assert!(other.contains("another XDP program") && other.contains("is on node-2"), "{other}");

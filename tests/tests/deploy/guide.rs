@@ -90,3 +90,9 @@ fn every_command_exists() {
         assert!(commands.iter().any(|command| command.contains(path)), "no command uses {path}");
     }
 }
+
+#[test]
+fn commands_are_found_in_a_page() {
+    let page = "# a heading\n```console\n$ one two  # why\n# three\noutput\n```\n$ no\n";
+    assert_eq!(commands(page), ["one two", "three"]);
+}

@@ -48,6 +48,16 @@ fn every_field_is_one_of_the_api() {
 }
 
 #[test]
+fn a_field_with_a_typing_error_is_found() {
+    let mut set = objects("deploy/base").into_iter().find(|object| object["kind"] == "DaemonSet").unwrap();
+    set["spec"]["template"]["spec"]["hostNetwrok"] = true.into();
+    assert!(decode(&set).unwrap_err().contains("hostNetwrok"));
+    let container = &mut set["spec"]["template"]["spec"]["containers"][0];
+    container["livenessProbe"]["httpGet"]["port"] = Value::Bool(true);
+    assert!(decode(&set).is_err());
+}
+
+#[test]
 fn objects_fit_each_other() {
     for folder in FOLDERS.iter().filter(|folder| !folder.ends_with("static-pod")) {
         let objects = objects(folder);

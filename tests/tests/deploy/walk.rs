@@ -237,6 +237,12 @@ fn page(path: &str, known: &[(&str, By)]) -> Vec<String> {
 }
 
 #[test]
+fn a_command_that_no_test_knows_is_told() {
+    let page = "```console\n$ kubectl apply -k deploy/overlays/kubeadm\n# rm -rf /etc/kubernetes\n```\n";
+    assert_eq!(unknown(&commands(page), INSTALL), ["rm -rf /etc/kubernetes"]);
+}
+
+#[test]
 fn every_command_of_the_guides_runs() {
     if !there_is("every_command_of_the_guides_runs", &["bash", "curl", "unshare", "nsenter"]) {
         return;

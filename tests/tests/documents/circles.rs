@@ -86,6 +86,18 @@ mod tests {
     }
 
     #[test]
+    fn a_circle_of_three() {
+        let files = [
+            ("lib.rs", "mod a; mod b; mod c; mod d;"),
+            ("a.rs", "use crate::b::B;"),
+            ("b.rs", "use crate::c::C; use crate::d;"),
+            ("c/mod.rs", "use super::a; use crate::d::D;"),
+            ("d.rs", ""),
+        ];
+        assert_eq!(of(&files), ["a ↔ b ↔ c: a → b, b → c, c → a"]);
+    }
+
+    #[test]
     fn through_re_exports() {
         let outside = ("b.rs", "use crate::Two; pub struct One;");
         let inside = ("a.rs", "use crate::b::One; pub struct Two;");
@@ -100,5 +112,34 @@ mod tests {
         // The re-export itself is no use of a file beside it.
         let beside = ("b.rs", "pub use crate::a::Two; pub struct One;");
         assert_eq!(of(&[ROOT, inside, beside]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_parent_puts_its_children_in_order() {
+        let files = [
+            ("lib.rs", "mod a;"),
+            ("a.rs", "mod one; mod two; use self::one::One; struct Own; fn own() { two::two() }"),
+            ("a/one.rs", "use super::Own; pub struct One;"),
+            ("a/two.rs", "use super::one::One; pub fn two() {}"),
+        ];
+        assert_eq!(of(&files), Vec::<String>::new());
+        // An edge out of the family leads back into it.
+        let mut longer = files.to_vec();
+        longer[0].1 = "mod a; mod b;";
+        longer[2].1 = "use crate::b::B;";
+        longer.push(("b.rs", "use crate::a::Own; pub struct B;"));
+        assert_eq!(of(&longer), Vec::<String>::new());
+        longer[1].1 = "mod one; use crate::b::B;";
+        assert_eq!(of(&longer), ["a ↔ b: a → b, b → a"]);
+    }
+
+    #[test]
+    fn modules_within_a_file_belong_to_it() {
+        let files = [
+            ("lib.rs", "mod a; mod b;"),
+            ("a.rs", "mod inner { use super::super::b::B; pub struct A; }"),
+            ("b.rs", "use crate::a::inner::A; pub struct B;"),
+        ];
+        assert_eq!(of(&files), ["a ↔ b: a → b, b → a"]);
     }
 }

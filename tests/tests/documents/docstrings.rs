@@ -18,6 +18,21 @@ fn docstrings_begin_with_a_noun_or_a_verb() {
     assert!(wrong.is_empty(), "docstrings begin with these words:\n{}", wrong.join("\n"));
 }
 
+#[test]
+fn the_first_word_of_a_docstring_counts() {
+    for (text, found) in [
+        ("//! Of a file.\n", Some((1, "Of"))),
+        ("/// The name\n/// Of a thing.\n", None),
+        ("/// The name.\n///\n/// In short.\n", None),
+        ("fn f() {}\n    /// With a port.\n", Some((2, "With"))),
+        ("/// Whether it is.\n/// Inner.\n", None),
+        ("// In a comment.\n", None),
+        ("/// As-is.\n", None),
+    ] {
+        assert_eq!(bare(text), found.into_iter().collect::<Vec<_>>(), "{text}");
+    }
+}
+
 /// Returns the first words of docstrings that are none of a sentence or of a name, and their lines.
 fn bare(text: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();

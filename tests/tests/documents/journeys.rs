@@ -158,6 +158,25 @@ fn the_drawing_is_that_of_the_code() {
     page::compare(PAGE, "drawing", &format!("```text\n{}\n```\n", drawing.join("\n")));
 }
 
+#[test]
+fn calls_and_bodies_are_found() {
+    let text = "fn one() -> [u8; 2] {\n    two::<V4>(three(), self.four(), a::seven());\n}\nfn five();\nfn six() {}\n";
+    let inner = body(text, "one").unwrap();
+    for (name, found) in [
+        ("two", true),
+        ("three", true),
+        ("four", true),
+        ("a::seven", true),
+        ("b::seven", false),
+        ("hree", false),
+        ("six", false),
+    ] {
+        assert_eq!(call(inner, name).is_some(), found, "{name}");
+    }
+    assert_eq!(paths(inner).collect::<Vec<_>>(), [("a", "seven")]);
+    assert!(body(text, "five").is_none() && body(text, "six").is_some() && call(text, "one").is_none());
+}
+
 /// The files of the packet path by the names of their modules.
 fn modules() -> BTreeMap<String, Vec<String>> {
     let mut modules: BTreeMap<String, Vec<String>> = BTreeMap::new();

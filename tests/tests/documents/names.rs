@@ -33,6 +33,22 @@ fn tests_that_pages_name_exist() {
     assert!(missing.is_empty(), "{}", missing.join("\n"));
 }
 
+#[test]
+fn wrong_names_of_tests_are_found() {
+    let suite = BTreeMap::from([("limits".to_owned(), "fn ports_are_tried() {".to_owned())]);
+    for (name, found) in [
+        ("limits", true),
+        ("limits::ports_are_tried", true),
+        ("ports_are_tried", true),
+        ("limits::ports_…", true),
+        ("limits::ports", false),
+        ("limit", false),
+        ("other::ports_are_tried", false),
+    ] {
+        assert_eq!(has(&suite, name), found, "{name}");
+    }
+}
+
 fn is_module(span: &str) -> bool {
     page::root().join(MODULES).join(span.replace("::", "/")).with_extension("rs").exists()
 }

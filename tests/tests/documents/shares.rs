@@ -78,3 +78,22 @@ fn no_package_is_most_of_the_code() {
 fn no_package_is_most_of_the_lines() {
     compare(&lines_of_packages(&metadata(), |_, text| text.lines().count()));
 }
+
+#[test]
+fn a_package_that_is_too_large_is_named() {
+    let fifths = ["a", "b", "c", "d", "e"].map(|name| (name, 200));
+    assert_eq!(too_large(&Lines::from(fifths)), [""; 0]);
+    let mut lines = Lines::from(fifths);
+    lines.extend([("b", 202), ("e", 198)]);
+    assert_eq!(too_large(&lines), ["b has 20.2 %, 202 of 1000 lines"]);
+}
+
+#[test]
+fn lines_of_tests_are_not_counted() {
+    let with_tests = "//! A file.\nfn one() {}\n\n#[cfg(test)]\nmod tests {\n    fn two() {}\n}\n";
+    assert_eq!(outside_of_tests("src/one.rs", with_tests), 3);
+    assert_eq!(outside_of_tests("src/one.rs", "#[cfg(test)]\nmod tests;\nfn one() {}\n"), 3);
+    for path in ["tests/tests/one.rs", "src/one/tests.rs"] {
+        assert_eq!(outside_of_tests(path, "fn one() {}\n"), 0, "{path}");
+    }
+}

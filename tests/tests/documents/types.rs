@@ -51,3 +51,9 @@ fn types(source: &str) -> BTreeSet<String> {
     });
     defined.collect()
 }
+
+#[test]
+fn types_are_found_whatever_their_visibility() {
+    let source = "struct A;\npub enum B<T> {\npub(super) trait C: Sized {\n    struct OfATest;\n// struct No\nunion D {";
+    assert_eq!(types(source), ["A", "B", "C", "D"].map(str::to_owned).into());
+}

@@ -99,6 +99,18 @@ fn crates_know_what_is_below_them_only() {
     let crates = crates(&metadata);
     assert_eq!(crates.len(), ORDER.len(), "{:?}", crates.keys());
     assert_eq!(holes(&crates), Vec::<String>::new());
+    // Each kind of violation is detected.
+    for (name, on) in [
+        ("traffic-policy-cluster", "traffic-policy-lb"),
+        ("traffic-policy-lb", "traffic-policy-dataplane"),
+        ("traffic-policy-agent", "aya-obj"),
+        ("traffic-policy-lb", "netlink-sys"),
+        ("traffic-policy-dataplane", "kube"),
+    ] {
+        let mut broken = crates.clone();
+        broken.get_mut(name).unwrap().insert(on);
+        assert!(!holes(&broken).is_empty(), "{name} may depend on {on}");
+    }
 }
 
 /// The agent asks the data plane for what the kernel says by netlink, and reads no message of it.
@@ -169,6 +181,8 @@ fn the_plugin_says_what_unix_alone_compiles() {
     });
     let wrong: Vec<_> = sources.flat_map(|path| of_unix_alone(path, &page::text(path))).collect();
     assert!(wrong.is_empty(), "not within #[cfg(unix)] nor a file unix.rs:\n{}", wrong.join("\n"));
+    assert_eq!(of_unix_alone("a.rs", "use std::os::unix::fs::MetadataExt;").len(), 1);
+    assert_eq!(of_unix_alone("a.rs", "#[cfg(unix)]\noptions.custom_flags(libc::O_NONBLOCK);").len(), 0);
 }
 
 /// The data plane alone may use `unsafe`, among the crates of the programs for users.

@@ -17,6 +17,23 @@ fn lines_are_no_wider_than_120_columns() {
 }
 
 #[test]
+fn tables_code_headings_and_targets_may_be_wide() {
+    let long = "word ".repeat(WIDTH);
+    let target = "x".repeat(WIDTH);
+    for text in [
+        format!("| {long} |"),
+        format!("```\n{long}\n```"),
+        format!("## {long}"),
+        format!("A [link]({target}) in a sentence."),
+        format!("<!-- made from the code: words -->\n{long}\n<!-- end -->"),
+        target,
+    ] {
+        assert_eq!(too_wide(&text), [], "{text}");
+    }
+    assert_eq!(too_wide(&format!("short\n{}", "word ".repeat(25))), [(2, 124)]);
+}
+
+#[test]
 fn comments_are_no_wider_than_100_columns() {
     let mut wide = Vec::new();
     for path in page::files(&["rs"]) {
@@ -24,6 +41,20 @@ fn comments_are_no_wider_than_100_columns() {
         wide.extend(found.into_iter().map(|number| format!("{path}:{number}")));
     }
     assert!(wide.is_empty(), "comments wider than {COMMENT} columns:\n{}", wide.join("\n"));
+}
+
+#[test]
+fn tables_drawings_and_addresses_in_comments_may_be_wide() {
+    let long = "word ".repeat(COMMENT);
+    for text in [
+        format!("/// | {long} |"),
+        format!("//! ```text\n//! {long}\n//! ```"),
+        format!("// <https://{}>", "x".repeat(COMMENT)),
+        format!("let text = \"// {long}\";"),
+    ] {
+        assert!(wide_comments(&text).is_empty(), "{text}");
+    }
+    assert_eq!(wide_comments(&format!("fn f() {{}}\n    // {}", "word ".repeat(20))), [2]);
 }
 
 /// Numbers of the lines of comments that are too wide. Left out are tables, code, and a single

@@ -10,6 +10,7 @@ use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::pace::until;
+use traffic_policy_testing::xdp::Always;
 
 fn run(arguments: &[&str]) -> (Option<i32>, String) {
     let output = Command::new(agent::program().unwrap()).args(arguments).env_clear().output().unwrap();
@@ -154,7 +155,7 @@ fn cleanup_removes_everything_and_only_ours() {
     let everything = Attached { xdp: true, ingress: 1, egress: 1 };
     assert_eq!(node.netns().attached("eth0").unwrap(), everything);
     // Programs of others on this node: one on another device, and a pin in the same folder.
-    node.netns().attach_xdp("veth1").unwrap();
+    node.netns().attach_xdp("veth1", Always::Pass).unwrap();
     let theirs = agent.pin_dir().join("theirs");
     fs::create_dir(&theirs).unwrap();
     let cleaned = agent.command(&["cleanup"]).unwrap();

@@ -11,6 +11,7 @@ use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::traffic::Outcome;
+use traffic_policy_testing::xdp::Always;
 
 use crate::privileges::limited;
 
@@ -131,7 +132,7 @@ fn no_bpf_file_system(cluster: &Cluster) {
 /// Returns an agent that serves by TC.
 fn another_xdp_program(cluster: &Cluster) -> Agent {
     let (node, pins) = (cluster.lab.node(1), cluster.lab.bpffs().join("node-1"));
-    node.netns().attach_xdp("eth0").unwrap();
+    node.netns().attach_xdp("eth0", Always::Pass).unwrap();
     for mode in ["xdp", "xdp-generic"] {
         refused(builder(cluster).attach(mode), &["another XDP program is on eth0", "--attach tc"]);
         let attached = node.netns().attached("eth0").unwrap();
@@ -160,7 +161,7 @@ fn a_device_without_xdp() {
 /// The start of an agent that is to take over from one that served by TC, but cannot.
 fn a_refused_successor_leaves_what_it_found(cluster: &Cluster) {
     let node = cluster.lab.node(1);
-    node.netns().attach_xdp("eth0").unwrap();
+    node.netns().attach_xdp("eth0", Always::Pass).unwrap();
     refused(builder(cluster).attach("xdp"), &["another XDP program is on eth0"]);
     let attached = node.netns().attached("eth0").unwrap();
     assert_eq!(attached, Attached { xdp: true, ingress: 1, egress: 1 });

@@ -12,6 +12,7 @@ use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::pace;
+use traffic_policy_testing::xdp::Always;
 
 const PORT: u16 = 30080;
 const SOON: Duration = Duration::from_secs(20);
@@ -104,7 +105,7 @@ fn programs_of_a_cgroup_come_back() {
 fn a_node_that_cannot_put_them_back_is_not_healthy(cluster: &Cluster, agent: &Agent) {
     let node = cluster.lab.node(1).netns();
     assert_eq!(detach_links(agent.pin_dir(), "xdp-").unwrap(), 1);
-    node.attach_xdp("eth0").unwrap();
+    node.attach_xdp("eth0", Always::Pass).unwrap();
     until("503", || agent.healthz().unwrap().status == 503);
     assert_eq!(agent.livez().unwrap().status, 200, "a restart would mend nothing");
     let status = agent.json(&["status"]).unwrap();

@@ -12,6 +12,7 @@ fn jiffies_go_by_at_the_rate_that_the_kernel_reports() {
         let hz = f64::from(clock::hz().unwrap());
         let read = || (Instant::now(), harness.now(), Instant::now());
         let (before, first, after) = read();
+        // Long enough for a tick more or less to be 1 % of the ticks at 100 Hz.
         std::thread::sleep(Duration::from_secs(1));
         let (until, last, end) = read();
         let ticks = f64::from(last.wrapping_sub(first));

@@ -400,7 +400,7 @@ fn a_half_that_is_being_written_translates_nothing() {
 /// while the kernel acknowledges what has just arrived.
 #[test]
 fn a_fin_beside_an_acknowledgement_is_noted() {
-    /// Some 3 % of these lost the FIN while an acknowledgement wrote the state that it had read.
+    /// One in some hundred lost the FIN to an acknowledgement that wrote the state it had read.
     const ROUNDS: usize = 300;
     each_tcp(|harness, terms, dialogue| {
         dialogue.establish(harness);

@@ -58,3 +58,35 @@ fn of(profile: &Value, capabilities: &[String]) -> Result<Value> {
         "syscalls": rules,
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_by_capability() {
+        let profile = json!({
+            "defaultAction": "SCMP_ACT_ERRNO",
+            "defaultErrnoRet": 38,
+            "syscalls": [
+                {"names": ["read"], "action": "SCMP_ACT_ALLOW", "args": [], "comment": "", "includes": {}, "excludes": {}},
+                {"names": ["bpf"], "action": "SCMP_ACT_ALLOW", "args": null, "includes": {"caps": ["CAP_SYS_ADMIN"]}, "excludes": {}},
+                {"names": ["bpf"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1, "includes": {}, "excludes": {"caps": ["CAP_SYS_ADMIN"]}},
+                {"names": ["s390_runtime_instr"], "action": "SCMP_ACT_ALLOW", "includes": {"arches": ["s390x"]}, "excludes": {}},
+            ],
+        });
+        let actions = |capabilities: &[&str]| -> Vec<(String, String)> {
+            let capabilities: Vec<_> = capabilities.iter().map(|name| (*name).to_owned()).collect();
+            let rules = of(&profile, &capabilities).unwrap()["syscalls"].take();
+            let rules = rules.as_array().unwrap().iter();
+            let text = |value: &Value| value.as_str().unwrap().to_owned();
+            rules.map(|rule| (text(&rule["names"][0]), text(&rule["action"]))).collect()
+        };
+        let rule = |name: &str, action: &str| (name.to_owned(), action.to_owned());
+        assert_eq!(
+            actions(&["CAP_SYS_ADMIN"]),
+            [rule("read", "SCMP_ACT_ALLOW"), rule("bpf", "SCMP_ACT_ALLOW")]
+        );
+        assert_eq!(actions(&[]), [rule("read", "SCMP_ACT_ALLOW"), rule("bpf", "SCMP_ACT_ERRNO")]);
+    }
+}

@@ -127,3 +127,61 @@ fn histogram(family: &Family, say: &mut impl FnMut(String)) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Exposition;
+
+    #[test]
+    fn complains_of_bad_style() {
+        for (text, what) in [
+            ("# TYPE a gauge\na 1\n", "no help"),
+            ("# HELP a A.\na 1\n", "no type"),
+            ("# HELP a A.\n# TYPE a counter\na 1\n", "end in _total"),
+            ("# HELP a_total A.\n# TYPE a_total gauge\na_total 1\n", "end in _total"),
+            ("# HELP a_total A.\n# TYPE a_total counter\na_total -1\n", "counter at -1"),
+            ("# HELP aB A.\n# TYPE aB gauge\naB 1\n", "snake_case"),
+            ("# HELP a:b A.\n# TYPE a:b gauge\na:b 1\n", "colons"),
+            ("# HELP a_ms A.\n# TYPE a_ms gauge\na_ms 1\n", "abbreviates"),
+            ("# HELP a_minutes A.\n# TYPE a_minutes gauge\na_minutes 1\n", "use seconds"),
+            ("# HELP a_gauge A.\n# TYPE a_gauge gauge\na_gauge 1\n", "name the type"),
+            ("# HELP a_count A.\n# TYPE a_count gauge\na_count 1\n", "only a histogram"),
+            ("# HELP a A.\n# TYPE a gauge\na{le=\"1\"} 1\n", "only a histogram"),
+        ] {
+            let said = Exposition::parse(text).expect(text).complaints();
+            assert!(said.iter().any(|said| said.contains(what)), "{text}: {said:?}");
+        }
+        let good = "# HELP a_total A.\n# TYPE a_total untyped\na_total 1\n";
+        assert!(Exposition::parse(good).expect(good).complaints().is_empty());
+    }
+
+    #[test]
+    fn complains_of_histograms_that_do_not_add_up() {
+        let good = [
+            "a_bucket{le=\"0.5\"} 1",
+            "a_bucket{le=\"1\"} 3",
+            "a_bucket{le=\"+Inf\"} 4",
+            "a_sum 5",
+            "a_count 4",
+        ];
+        let complaints = |lines: &[&str]| {
+            let text = format!("# HELP a A.\n# TYPE a histogram\n{}\n", lines.join("\n"));
+            Exposition::parse(&text).expect(&text).complaints()
+        };
+        assert!(complaints(&good).is_empty(), "{:?}", complaints(&good));
+        for (place, line, what) in [
+            (0, "a_bucket{le=\"0.5\"} 4", "do not ascend"),
+            (0, "a_bucket{le=\"2\"} 1", "do not ascend"),
+            (2, "a_bucket{le=\"2\"} 4", "is not the count"),
+            (2, "a_bucket{le=\"+Inf\"} 5", "is not the count"),
+            (4, "a_count 3", "is not the count"),
+            (3, "a_sum{x=\"1\"} 5", "no sum"),
+            (0, "a_bucket{le=\"x\"} 1", "no number"),
+        ] {
+            let mut lines = good;
+            lines[place] = line;
+            let said = complaints(&lines);
+            assert!(said.iter().any(|said| said.contains(what)), "{line}: {said:?}");
+        }
+    }
+}

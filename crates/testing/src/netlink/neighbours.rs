@@ -57,6 +57,19 @@ impl Netlink {
         let is_managed = |attribute: &NeighbourAttribute| matches!(attribute, NeighbourAttribute::ExtFlags(flags) if flags.contains(NeighbourExtFlags::Managed));
         Ok(neighbours.iter().filter(|neighbour| neighbour.attributes.iter().any(is_managed)).count())
     }
+
+    /// The MAC address that the kernel holds for a neighbour.
+    pub async fn neighbour_mac(&self, address: IpAddr) -> Result<Option<Mac>> {
+        let destination = NeighbourAttribute::Destination(wire(address));
+        let neighbours: Vec<_> = self.0.neighbours().get().execute().try_collect().await?;
+        let attributes = neighbours.into_iter().map(|neighbour| neighbour.attributes);
+        let mut ours = attributes.filter(|attributes| attributes.contains(&destination));
+        let mac = ours.next().into_iter().flatten().find_map(|attribute| match attribute {
+            NeighbourAttribute::LinkLayerAddress(mac) => Mac::try_from(mac.as_slice()).ok(),
+            _ => None,
+        });
+        Ok(mac)
+    }
 }
 
 fn wire(address: IpAddr) -> NeighbourAddress {

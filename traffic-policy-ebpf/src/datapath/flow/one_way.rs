@@ -58,7 +58,7 @@ pub fn track<P: Packet, F: Family>(
         if !near {
             return Transition::Ignore(entry);
         }
-        set!(entry.state = state | RST);
+        set!(entry.state |= RST);
         return Transition::Keep(entry);
     }
     if state & ASSURED == 0 {
@@ -68,10 +68,10 @@ pub fn track<P: Packet, F: Family>(
         unassured::leave::<F>(entry, &parsed.tuple);
         set!(entry.state |= ASSURED);
     } else if segment.flags & flag::FIN != 0 && near {
-        set!(entry.state = state | FIN);
+        set!(entry.state |= FIN);
     } else if state & FIN != 0 && !near {
         // The client has opened another connection from the same port; see `opens`.
-        set!(entry.state = state & !FIN);
+        set!(entry.state &= !FIN);
     }
     set!(entry.numbers = segment.numbers);
     Transition::Keep(entry)

@@ -8,7 +8,7 @@ use traffic_policy_ebpf::{
     outcome::Outcome,
     tcp::{
         ANSWERED, ASSURED, MARKED, REMOVED, RST, flag,
-        numbers::{self, After, Segment, Windows},
+        numbers::{self, After, Numbers, Segment, Windows},
     },
 };
 
@@ -113,7 +113,7 @@ fn is_first_answer<P: Packet, F: Family>(
     if answers {
         node_silence::note_answer(get!(entry.packets).node(), clock::jiffies());
         begin_count(entry);
-        take(entry, 0, &after);
+        take(entry, get!(entry.numbers), 0, &after);
         note_scale(packet, parsed, entry);
     }
     answers
@@ -187,7 +187,7 @@ fn request<P: Packet, F: Family>(
         }
         let after = if state & ASSURED == 0 {
             if segment.flags & flag::RST != 0 && numbers::resets_opening(&segment, own) {
-                set!(entry.state = state | RST);
+                set!(entry.state |= RST);
                 return Transition::Keep(entry);
             }
             if !answered || !numbers::assures(&segment, own, other) {
@@ -205,7 +205,7 @@ fn request<P: Packet, F: Family>(
             }
             return Transition::Keep(entry);
         }
-        take(entry, state, &after);
+        take(entry, own, state, &after);
         note_window(entry, window_of(parsed));
         state = after.state;
     } else if state & REMOVED != 0 {
@@ -221,12 +221,12 @@ fn request<P: Packet, F: Family>(
     Transition::Keep(entry)
 }
 
-/// Writes the result of a segment to its entry, whose state was `before`: what the segment has
-/// changed alone. Segments of one direction come on two CPUs, of the process that sends and of what
-/// it receives, and an acknowledgement must not overwrite the FIN beside it.
+/// Writes the result of a segment to its entry, which had the numbers `own` and the state `before`:
+/// what the segment has changed alone. Segments of one direction come on two CPUs, of the process
+/// that sends and of what it receives, and an acknowledgement must not overwrite the FIN beside it.
 #[inline(always)]
-fn take<A: Address>(entry: *mut Flow<A>, before: u8, after: &After) {
-    if after.numbers != get!(entry.numbers) {
+fn take<A: Address>(entry: *mut Flow<A>, own: Numbers, before: u8, after: &After) {
+    if after.numbers != own {
         set!(entry.numbers = after.numbers);
     }
     let changed = after.state ^ before;
@@ -279,7 +279,7 @@ fn reply<P: Packet, F: Family>(
         return Transition::Keep(entry);
     }
     begin_count(entry);
-    take(entry, before, &after);
+    take(entry, own, before, &after);
     if state & ASSURED == 0 && segment.flags & flag::SYN != 0 {
         note_scale(packet, parsed, entry);
     } else {
