@@ -186,6 +186,9 @@ where
 
 /// Reads the outer addresses of direct flows from the tables, and verifies that they are the node's
 /// and an endpoint's.
+///
+/// # Errors
+/// A flow is missing, or leads elsewhere.
 pub fn learn(loaded: &Loaded, flows: &mut [Flow]) -> Result<()> {
     let endpoints = loaded.setup.endpoints;
     for flow in flows {
@@ -258,6 +261,9 @@ pub fn forget(loaded: &mut Loaded, method: Method, flows: &[Flow]) -> Result<()>
 }
 
 /// Gives the floor in front the same flows, in the same order.
+///
+/// # Errors
+/// The floor's table is full.
 pub fn mirror(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
     for flow in flows {
         match (flow.node.ip(), flow.endpoint.ip()) {
@@ -282,6 +288,9 @@ pub fn mirror(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
 }
 
 /// Gives the floor at the endpoint's node both directions of these flows.
+///
+/// # Errors
+/// The floor's table is full.
 pub fn mirror_at_home(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
     for flow in flows {
         if flow.client.is_ipv4() {

@@ -66,6 +66,9 @@ impl Container {
     }
 
     /// Starts a pod's only container on a node.
+    ///
+    /// # Errors
+    /// The spec has a field that is not supported here, or crun fails.
     pub fn start(lab: &Lab, node: &Node, pod: &PodSpec, around: &Surroundings) -> Result<Self> {
         remove_leftovers()?;
         let bundle = tempfile::tempdir()?;

@@ -22,6 +22,9 @@ pub struct Image {
 
 impl Image {
     /// Reads and verifies an archive.
+    ///
+    /// # Errors
+    /// It cannot be read, is no OCI archive, or some content does not match its digest.
     pub fn read(path: &Path) -> Result<Self> {
         let file = fs::File::open(path).with_context(|| path.display().to_string())?;
         let mut files = BTreeMap::new();

@@ -1,17 +1,17 @@
-//! The meters count exactly what is missing on a faulty path. That they count nothing on a healthy
-//! one is in `loss`.
+//! The meters count nothing on a healthy path, and exactly what is missing on a faulty one.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::thread::sleep;
+use std::thread::{self, sleep};
 use std::time::Duration;
 
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::skipped;
 use traffic_policy_testing::traffic::balancer::Timing;
 use traffic_policy_testing::traffic::server::Identity;
+use traffic_policy_testing::traffic::transfer::transfer;
 use traffic_policy_testing::traffic::{
     Balancer, Datagrams, Faults, HeldConnections, Ledger, NewConnections, Server, Target, retransmissions,
 };
@@ -30,6 +30,31 @@ fn lab_with(faults: Faults) -> (Lab, Ledger, Server) {
 
 fn target(lab: &Lab, family: Family) -> SocketAddr {
     SocketAddr::new(lab.node(1).pod(1).address(family), PORT)
+}
+
+#[test]
+fn a_good_path_loses_nothing() {
+    let (lab, ledger, _server) = lab_with(Faults::default());
+    let from = lab.node(2).netns();
+    for family in Family::BOTH {
+        let target = target(&lab, family);
+        let datagrams = Datagrams::start(from, target, 20, 5000, &ledger).unwrap();
+        let held = HeldConnections::start(from, &[target], 20, Duration::from_millis(20)).unwrap();
+        let new = NewConnections::start(from, 100, move |_| Some(target));
+        // The duration of the measurement.
+        sleep(Duration::from_secs(1));
+        let datagrams = datagrams.finish().unwrap();
+        println!("{datagrams}");
+        assert!(datagrams.is_clean(), "{datagrams}");
+        assert!(datagrams.sent > 2000, "{datagrams}");
+        assert_eq!((datagrams.at_server, datagrams.back), (datagrams.sent, datagrams.sent));
+        let held = held.finish();
+        assert!(held.is_clean() && held.connections == 20, "{held}");
+        let new = new.finish();
+        assert!(new.failed == 0 && new.ok > 50, "{new}");
+    }
+    assert_eq!(retransmissions::lost_in_namespace(from).unwrap(), 0);
+    assert_eq!(retransmissions::lost_in_namespace(lab.node(1).pod(1).netns()).unwrap(), 0);
 }
 
 /// A connection that was opened before keeps its own time-out, and one that is accepted has its
@@ -185,4 +210,41 @@ fn a_balancer_believes_the_health_port() {
     let report =
         NewConnections::start_bounded(lab.client().netns(), 500, 20, move |n| chooser.choose(n)).wait();
     assert!(report.is_clean() && report.by_target.len() == 1, "{report}");
+}
+
+#[test]
+fn broken_held_connections_are_counted() {
+    let (lab, _, server) = lab_with(Faults::default());
+    let target = target(&lab, Family::V4);
+    let held = HeldConnections::start(lab.node(2).netns(), &[target], 5, Duration::from_millis(10)).unwrap();
+    // Load before the server stops, and after.
+    sleep(Duration::from_millis(100));
+    drop(server);
+    sleep(Duration::from_millis(100));
+    let report = held.finish();
+    assert_eq!(report.broken.len(), 5, "{report}");
+    assert!(HeldConnections::start(lab.node(2).netns(), &[target], 5, Duration::ZERO).is_err());
+}
+
+#[test]
+fn a_hundred_megabytes_arrive_intact_both_ways() {
+    let (lab, _, _server) = lab_with(Faults::default());
+    for family in Family::BOTH {
+        let report = transfer(lab.node(2).netns(), target(&lab, family), 100_000_000).unwrap();
+        println!("{report:?}");
+    }
+}
+
+/// A transfer that breaks off says how far it has come in each direction.
+#[test]
+fn a_broken_transfer_says_how_far_it_came() {
+    let lab = Lab::builder().nodes(2).build().unwrap();
+    let listener = lab.node(1).pod(1).netns().run(|| TcpListener::bind(("0.0.0.0", PORT))).unwrap();
+    let server = thread::spawn(move || listener.accept().unwrap().0.read_exact(&mut [0; 1000]));
+    let error = transfer(lab.node(2).netns(), target(&lab, Family::V4), 1 << 20).unwrap_err();
+    server.join().unwrap().unwrap();
+    let said = format!("{error:#}");
+    let acknowledged = said.split(" bytes acknowledged, 0 received").next().unwrap_or_default();
+    let acknowledged: u64 = acknowledged.rsplit(' ').next().unwrap_or_default().parse().expect(&said);
+    assert!(acknowledged >= 1000 && said.contains("path MTU 1500"), "{said}");
 }

@@ -33,6 +33,9 @@ pub(super) struct Line {
 
 impl Line {
     /// Parses a command line.
+    ///
+    /// # Errors
+    /// A [`clap::Error`], or the file cannot be used.
     pub(super) fn parse(words: &[OsString]) -> Result<Self> {
         let program = with_renamed(Arguments::command(), |name| env::var_os(name).is_some());
         let mut matches = program.clone().try_get_matches_from(words)?;

@@ -14,6 +14,9 @@ pub(super) trait Polled {
     const INTERVAL: Duration;
 
     /// Requests an answer.
+    ///
+    /// # Errors
+    /// The server does not answer, or not as documented.
     fn request(&mut self) -> impl Future<Output = Result<Option<Leaving>>> + Send;
 }
 

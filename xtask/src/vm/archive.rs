@@ -33,6 +33,9 @@ pub(crate) struct Archive {
 impl Archive {
     /// Reads the lists, refreshing them if they are old. Old ones suffice if the archive cannot be
     /// reached.
+    ///
+    /// # Errors
+    /// No archive is known, or it cannot be reached and there are no lists.
     pub(crate) fn open(folder: &Path, arch: Arch) -> Result<Self> {
         let archive = Self { folder: folder.join(format!("apt-{arch}")), arch };
         let lists = archive.folder.join("lists");

@@ -36,6 +36,9 @@ pub(super) struct Recorder {
 impl Recorder {
     /// Processes a line of the console, and writes the file or the row that ends with it if
     /// recording was requested.
+    ///
+    /// # Errors
+    /// The file cannot be written or is not one of the budgets, or the page has no such table.
     pub(super) fn follow(&mut self, line: &str) -> Result<()> {
         if let Some((file, text)) = self.line(line)
             && env::var_os(BUDGETS).is_some()

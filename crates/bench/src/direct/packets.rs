@@ -37,6 +37,9 @@ fn own(flow: &Flow) -> Addresses {
 }
 
 /// Returns packets of flows as they arrive in front.
+///
+/// # Errors
+/// The addresses of a flow are of different families.
 pub fn arriving(flows: &[Flow], kind: Kind, dispatch: Dispatch) -> Result<Vec<Frame>> {
     let mut frames = frames(flows, kind)?;
     if dispatch == Dispatch::ByMac {
@@ -50,6 +53,9 @@ pub fn arriving(flows: &[Flow], kind: Kind, dispatch: Dispatch) -> Result<Vec<Fr
 
 /// Returns a packet of a flow, `inner`, as the node in front sends it, by an open flow of the
 /// tables.
+///
+/// # Errors
+/// The flow is missing, or of two families.
 pub fn sent(loaded: &Loaded, inner: &[u8], flow: &Flow, kind: Kind, dispatch: Dispatch) -> Result<Vec<u8>> {
     match dispatch {
         Dispatch::Ip => sent_within(inner, flow),
@@ -63,6 +69,9 @@ pub fn sent(loaded: &Loaded, inner: &[u8], flow: &Flow, kind: Kind, dispatch: Di
 }
 
 /// Returns the same packet as the floor sends it.
+///
+/// # Errors
+/// The addresses are of different families.
 pub fn sent_by_floor(inner: &[u8], flow: &Flow, dispatch: Dispatch) -> Result<Vec<u8>> {
     match dispatch {
         Dispatch::Ip | Dispatch::Tunnel => sent_within(inner, flow),
@@ -81,6 +90,9 @@ pub fn sent_on(frame: &[u8]) -> Vec<u8> {
 
 /// Returns a frame within an outer packet, as another node, the router, sends it to the first
 /// endpoint.
+///
+/// # Errors
+/// The addresses are of different families.
 pub fn arriving_within(inner: &[u8], flow: &Flow, dispatch: Dispatch) -> Result<Vec<u8>> {
     let (macs, ends) = ([ROUTER_MAC, MAC], (own(flow).router, flow.endpoint.ip()));
     match dispatch {
@@ -93,6 +105,9 @@ pub fn arriving_within(inner: &[u8], flow: &Flow, dispatch: Dispatch) -> Result<
 
 /// Returns a translated reply within an outer packet, as the endpoint's node sends it to the one in
 /// front, and as it arrives there.
+///
+/// # Errors
+/// The addresses are of different families.
 pub fn reply_within(reply: &[u8], flow: &Flow) -> Result<[Vec<u8>; 2]> {
     let Addresses { node, router, .. } = own(flow);
     Ok([within(reply, [MAC, ROUTER_MAC], (node, router))?, within(reply, [ROUTER_MAC, MAC], (router, node))?])
@@ -173,6 +188,9 @@ fn port(loaded: &Loaded, flow: &Flow) -> Result<u16> {
 
 /// Returns the frame that is right for a `packet` of a flow which a method has sent: that for the
 /// endpoint which it names.
+///
+/// # Errors
+/// It is right for none of the endpoints.
 pub fn sent_by(
     loaded: &Loaded,
     method: Method,
@@ -221,6 +239,9 @@ fn by_cilium(flow: &Flow, endpoint: IpAddr, kind: Kind) -> Result<Vec<u8>> {
 }
 
 /// Verifies that a packet is a frame as the floor sends it to one of the endpoints.
+///
+/// # Errors
+/// It is not.
 pub fn check_sent_by_floor(
     loaded: &Loaded,
     frame: &[u8],

@@ -8,6 +8,9 @@ use crate::source::{self, Access, Listed, WholeCluster};
 
 /// Lists Nodes, Services and EndpointSlices, and the Leases of direct forwarding, of one namespace
 /// or of all, if the role allows it.
+///
+/// # Errors
+/// The API cannot be reached, or does not return one of the first three kinds.
 pub fn cluster(access: &Access, leases_of: Option<&str>) -> Result<WholeCluster> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let progress = Progress { shown: std::io::stderr().is_terminal() };

@@ -10,6 +10,10 @@ pub(super) struct Stamp(FileId, u64, SystemTime);
 
 impl Stamp {
     /// Asks the file system; of a link, the file that it leads to.
+    ///
+    /// # Errors
+    ///
+    /// There is no such file, or it cannot be asked about.
     pub(super) fn of(file: &Path) -> io::Result<Self> {
         let data = fs::metadata(file)?;
         Ok(Self(get_file_id(file)?, data.len(), data.modified()?))

@@ -102,6 +102,9 @@ pub fn synced(maps: &mut Maps) -> Result<()> {
 }
 
 /// Records that writing the maps failed.
+///
+/// # Errors
+/// clock_gettime(2) knows no CLOCK_MONOTONIC, which does not happen on Linux.
 pub fn failing(maps: &mut Maps) -> Result<()> {
     if maps.heartbeat.load(heartbeat::failing) == 0 {
         maps.heartbeat.store(heartbeat::failing, clock::monotonic()?);

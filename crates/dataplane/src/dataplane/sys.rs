@@ -222,12 +222,18 @@ pub fn link_info(pin: &Path) -> io::Result<LinkInfo> {
 }
 
 /// Loads a program without relocations or BTF. `kind`: see `enum bpf_prog_type`.
+///
+/// # Errors
+/// The verifier refuses the program, or privileges are missing.
 pub fn load(kind: u32, code: &[[u8; 8]], license: &CStr) -> io::Result<OwnedFd> {
     load_named("", kind, code, license, 0)
 }
 
 /// Loads a program like [`load`], with a name of at most 15 letters, digits and underscores, and
 /// flags (`BPF_F_…` of BPF_PROG_LOAD in linux/bpf.h).
+///
+/// # Errors
+/// See [`load`]; also if the kernel does not accept the name.
 pub fn load_named(
     name: &str,
     kind: u32,
@@ -264,6 +270,9 @@ pub fn program(id: u32) -> io::Result<OwnedFd> {
 }
 
 /// Makes an iterator program walk a map; aya 0.14 cannot specify which one.
+///
+/// # Errors
+/// The program reads or writes more than an element has, or is not an iterator.
 pub fn iterate(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let map = map.as_raw_fd();
     let mut attributes = Attach {
@@ -295,6 +304,9 @@ pub fn detach_link(pin: &Path) {
 
 /// Replaces the program of a pinned link in one step: each event runs either the old one or the new
 /// one. aya 0.14 supports this for devices only.
+///
+/// # Errors
+/// The pin is not a link, or its target is gone.
 pub fn update_link(pin: &Path, program: BorrowedFd<'_>) -> io::Result<()> {
     let link = open(pin, false)?;
     let mut attributes =

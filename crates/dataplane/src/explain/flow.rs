@@ -85,6 +85,9 @@ pub struct Flow {
 impl Flow {
     /// Parses `<src[:port]> <dst:port[/proto]>`; IPv6 addresses with a port are written as
     /// `[address]:port`.
+    ///
+    /// # Errors
+    /// The error names the part that is not understood.
     pub fn from_arguments(source: &str, destination: &str, from: Option<From>) -> Result<Self> {
         let (destination, transport) = match destination.rsplit_once('/') {
             None => (destination, Transport::TCP),
@@ -111,6 +114,9 @@ impl Flow {
     }
 
     /// Makes the packet a later segment of its connection.
+    ///
+    /// # Errors
+    /// The protocol is not TCP.
     pub fn into_later(self) -> Result<Self> {
         if self.transport != Transport::TCP {
             bail!("a later segment is one of TCP, not of {}", self.transport);

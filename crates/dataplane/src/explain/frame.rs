@@ -60,6 +60,9 @@ const OUTER_PORT: u16 = 512;
 
 /// Puts the IP packet of a frame within another packet of its family (RFC 2003, RFC 2473), or
 /// within UDP.
+///
+/// # Errors
+/// The addresses are of another family than the packet, or it is too long.
 pub fn within(frame: &[u8], source: IpAddr, destination: IpAddr, dispatch: Dispatch) -> Result<Vec<u8>> {
     let (ethernet, inner) = frame.split_at(ETHERNET);
     let (builder, protocol, version) = match (source, destination) {

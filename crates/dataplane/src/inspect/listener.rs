@@ -88,6 +88,9 @@ impl Listener {
 
     /// Waits for an event, for at most `limit`. An event about a protocol that this version does
     /// not know is skipped, and ends the wait.
+    ///
+    /// # Errors
+    /// The kernel refuses, or wrote an event that this version does not understand.
     pub fn next(&mut self, limit: Duration) -> Result<Option<Event>> {
         Ok(self.events.next(limit)?.as_ref().map(decode).transpose()?.flatten())
     }

@@ -13,6 +13,9 @@ use crate::dataplane::hop_address;
 
 /// Returns the MAC addresses of the other nodes' devices, as far as they have told them, and
 /// whether a node takes packets for its endpoints there as they are.
+///
+/// # Errors
+/// The map cannot be read.
 pub fn node_macs(pinned: &Pinned) -> Result<BTreeMap<[u8; 6], bool>> {
     let entries = pinned.map("tp_direct_macs")?.entries::<u64, u32>()?;
     let named = entries.into_iter().map(|(key, flags)| {

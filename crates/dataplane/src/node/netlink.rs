@@ -45,6 +45,9 @@ const ATTEMPTS: u32 = 8;
 
 impl Connection {
     /// Opens a connection; `protocol` is one of [`netlink_sys::protocols`].
+    ///
+    /// # Errors
+    /// The kernel does not support the protocol.
     pub fn open(protocol: isize) -> io::Result<Self> {
         let mut socket = Socket::new(protocol)?;
         setsockopt(&socket, ReceiveTimeout, &TimeVal::seconds(ANSWER))?;

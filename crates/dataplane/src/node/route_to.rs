@@ -29,6 +29,9 @@ pub struct RouteTo {
 
 impl RouteTo {
     /// Returns the route of this node's own packets to an address; `None` if it is none of unicast.
+    ///
+    /// # Errors
+    /// The kernel's error: often that no route leads there.
     pub fn of(address: IpAddr) -> io::Result<Option<Self>> {
         let mut kernel = Connection::open(protocols::NETLINK_ROUTE)?;
         let routes = way::ask(&mut kernel, address)?;
@@ -46,6 +49,9 @@ impl RouteTo {
 
 impl HopAddress {
     /// Returns the MAC address of this neighbour; `None` if it is not resolved.
+    ///
+    /// # Errors
+    /// The kernel refuses the question.
     pub fn mac(&self) -> io::Result<Option<[u8; 6]>> {
         let (family, _, address) = way::parts(self.address);
         let mut request = vec![0; HEADER];

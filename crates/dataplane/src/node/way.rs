@@ -74,6 +74,9 @@ pub(super) fn way(kernel: &mut Connection, address: IpAddr) -> io::Result<Option
 }
 
 /// Returns the kernel's answer to the question for the route to an address.
+///
+/// # Errors
+/// The kernel's error: often that no route leads there.
 pub(super) fn ask(kernel: &mut Connection, address: IpAddr) -> io::Result<Vec<Message>> {
     let (family, bits, bytes) = parts(address);
     let mut request = vec![0; HEADER];

@@ -15,6 +15,9 @@ const FAINT: &str = include_str!("contrast.js");
 
 /// Opens a page in each look and checks it. `screenshots` is a folder, and the prefix of the names
 /// of the pictures in it.
+///
+/// # Errors
+/// The page does not meet one of the requirements.
 pub fn judge(browser: &mut Browser, page: &Path, screenshots: (&Path, &str)) -> Result<Vec<Accessible>> {
     let mut read = Vec::new();
     for (name, look) in [("desktop", Look::DESKTOP), ("dark", Look::DARK), ("phone", Look::PHONE)] {

@@ -8,6 +8,7 @@ use super::plan::{self, Addresses};
 use super::{Client, Cni, Folder, Lab, Node, Pod, cni, folder, overlay, persistent};
 use crate::netlink::{Mac, VethEnd};
 use crate::netns::{Namespace, Owned, ensure_root};
+use crate::xdp::Always;
 
 const MTU: u32 = 1500;
 
@@ -299,7 +300,7 @@ impl LabBuilder {
         }
         // The port then receives what an XDP program on the node sends back; with it, the node
         // could not keep its segmentation offload.
-        router.attach_xdp(port)
+        router.attach_xdp(port, Always::Pass)
     }
 
     fn pod(&self, node_number: u8, index: u8, netns: Owned, node: &Node) -> Result<Pod> {

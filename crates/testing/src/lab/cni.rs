@@ -389,4 +389,12 @@ mod tests {
             "{error}"
         );
     }
+
+    #[test]
+    fn names_of_devices_are_short_enough() {
+        for layout in Cni::ALL {
+            let (name, _) = layout.layout().link().host_end(90, 255);
+            assert!(name.len() < 16, "{name}");
+        }
+    }
 }

@@ -12,6 +12,9 @@ use crate::netns::Namespace;
 impl Netlink {
     /// Makes a pair with both ends up, the other one in the peer's namespace, as [`Netlink::veth`]
     /// does; without neighbours if not `resolved` (mode L3).
+    ///
+    /// # Errors
+    /// The kernel has no such devices, or refuses.
     pub async fn netkit(
         &self,
         name: &str,

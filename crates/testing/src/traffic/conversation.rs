@@ -21,6 +21,9 @@ pub enum Conversation {
 
 impl Conversation {
     /// Opens one in a namespace; datagrams are not sent yet.
+    ///
+    /// # Errors
+    /// The connection is not accepted within three seconds of a fast machine.
     pub fn open(namespace: &Namespace, protocol: Protocol, to: SocketAddr) -> Result<Self> {
         let limit = scaled(Duration::from_secs(3));
         namespace.run(|| {

@@ -81,6 +81,9 @@ fn info(socket: &impl AsFd) -> Result<libc::tcp_info> {
 
 /// The segments that were lost of all connections since the namespace exists (TcpRetransSegs,
 /// TcpExtTCPDSACKRecvSegs).
+///
+/// # Errors
+/// The namespace cannot be entered, or the kernel does not count these.
 pub fn lost_in_namespace(namespace: &Namespace) -> Result<u64> {
     let retransmitted = counter(namespace, "snmp", "Tcp: ", "RetransSegs")?;
     let duplicate = counter(namespace, "netstat", "TcpExt: ", "TCPDSACKRecvSegs")?;
@@ -103,6 +106,9 @@ pub fn wait_before_sending_again(namespace: &Namespace, least: Duration) -> Resu
 }
 
 /// The segments with RST that the kernel of a namespace has sent since it exists (TcpOutRsts).
+///
+/// # Errors
+/// The namespace cannot be entered, or the kernel does not count these.
 pub fn resets_of_namespace(namespace: &Namespace) -> Result<u64> {
     counter(namespace, "snmp", "Tcp: ", "OutRsts")
 }

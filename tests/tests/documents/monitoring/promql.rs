@@ -24,6 +24,9 @@ impl Sample {
 }
 
 /// Evaluates a query.
+///
+/// # Errors
+/// It has something that is not known here.
 pub fn evaluate(query: &str, series: &[Sample]) -> Result<Vec<Sample>> {
     let mut query = Query { words: words(query), series };
     query.words.reverse();

@@ -220,6 +220,7 @@ fn by_mac_address_once_all_nodes_have_heard() {
     });
     assert_eq!(is_by_mac(&scene, 0, "default/other"), [false; 2], "a new Service");
     route_to(&scene, 4);
+    // Each connection has twenty requests by the other node: what is cut is seen then.
     std::thread::sleep(Duration::from_secs(2));
     let report = held.finish();
     println!("{report}");

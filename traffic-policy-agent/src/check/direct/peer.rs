@@ -65,6 +65,9 @@ pub(super) enum ByMac {
 }
 
 /// Asks the node of this name, once for each family.
+///
+/// # Errors
+/// No packet can be sent there.
 pub(super) async fn ask(settings: &Settings, name: &str) -> Result<Vec<Facts>> {
     let pinned = Pinned::open(&settings.pins)?;
     let nodes = Nodes::read(&pinned)?;

@@ -61,6 +61,9 @@ pub struct WholeCluster {
 
 /// Lists Nodes, Services and EndpointSlices, and the Leases of direct forwarding, of one namespace
 /// or of all. Objects that cannot be parsed are left out and logged.
+///
+/// # Errors
+/// The API cannot be reached, or does not return one of the first three kinds.
 pub async fn list_cluster(
     access: &Access,
     leases_of: Option<&str>,

@@ -56,6 +56,9 @@ pub fn pinned_programs(root: &Path) -> BTreeSet<u32> {
 /// Whether the kernel compiles BPF programs to machine code, determined with a program of two
 /// instructions that is released at once. The sysctl net.core.bpf_jit_enable is less suitable: it
 /// does not exist in network namespaces other than the initial one.
+///
+/// # Errors
+/// The kernel loads no program, most often for lack of privileges.
 pub fn jit() -> io::Result<bool> {
     // linux/bpf.h
     const PROG_TYPE_XDP: u32 = 6;

@@ -46,6 +46,9 @@ impl Events {
     }
 
     /// Waits for an event, for at most `limit`.
+    ///
+    /// # Errors
+    /// The kernel refuses, or wrote an event that this version does not understand.
     pub fn next(&mut self, limit: Duration) -> Result<Option<MonitorEvent>> {
         if let Some(event) = self.take()? {
             return Ok(Some(event));

@@ -33,6 +33,9 @@ pub struct Words {
 
 impl Words {
     /// Takes the map.
+    ///
+    /// # Errors
+    /// It is no array of words, or cannot be mapped.
     pub fn new(map: Map) -> Result<Self> {
         let Map::Array(map) = map else { anyhow::bail!("not an array") };
         let info = map.info().context("the size of an array cannot be read")?;
@@ -47,6 +50,9 @@ impl Words {
 
     /// Writes consecutive words, the first one at index `first`. Each is stored as a whole; a
     /// program that sees what bpf(2) writes afterwards sees them, too.
+    ///
+    /// # Errors
+    /// The array ends before, or the agent has no memory left to map.
     pub fn write(&mut self, first: u32, words: &[u64]) -> Result<()> {
         let part = self.map_part(first, words.len())?;
         for (place, word) in part.words().iter().zip(words) {
@@ -57,6 +63,9 @@ impl Words {
     }
 
     /// Reads `count` consecutive words, the first one at index `first`.
+    ///
+    /// # Errors
+    /// The same as those of [`Self::write`].
     pub fn read(&self, first: u32, count: u32) -> Result<Vec<u64>> {
         let part = self.map_part(first, count as usize)?;
         Ok(part.words().iter().map(|word| word.load(Ordering::Relaxed)).collect())

@@ -21,6 +21,9 @@ const DISTANCE: u32 = 4_096;
 const LEAST: u32 = 4 * DISTANCE;
 
 /// Enters the milestones that are not there yet. A full table may lack some: nor does it need them.
+///
+/// # Errors
+/// The kernel refuses a write for another reason.
 pub fn enter(maps: &mut Maps) -> Result<()> {
     of_table(&mut maps.v4.flows, maps.v4.size)?;
     of_table(&mut maps.v6.flows, maps.v6.size)

@@ -124,6 +124,9 @@ pub fn needed(ops: &[Op], service_cidrs: &BTreeSet<IpNet>) -> Needed {
 }
 
 /// Executes one operation; returns the number of map elements written.
+///
+/// # Errors
+/// The kernel refuses, for example because the map is full.
 pub fn write(maps: &mut Maps, op: &Op) -> Result<usize> {
     match op {
         Op::Slots { ipv6, base, endpoints } => {

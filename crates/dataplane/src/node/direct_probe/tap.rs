@@ -29,6 +29,9 @@ const REFUSE: u8 = LENGTH - 2;
 const TAKE: u8 = LENGTH - 1;
 
 /// Opens the socket. It hands out packets from their IP header on.
+///
+/// # Errors
+/// CAP_NET_RAW is missing.
 pub(super) fn open() -> io::Result<Socket> {
     // Without a protocol it sees nothing until the filter is there.
     let socket = Socket::new(Domain::PACKET, Type::DGRAM, None)?;

@@ -46,11 +46,17 @@ impl Withdrawal {
 
     /// Tells the other nodes to forward nothing directly to this one; packets that it sends itself
     /// are still opened. Returns whether they had been told something else.
+    ///
+    /// # Errors
+    /// The API server refuses, or does not answer within 30 seconds.
     pub async fn stop_opening(&self, why: &str) -> Result<bool, WithdrawError> {
         self.within(self.leases.stop_opening(&self.node, why)).await
     }
 
     /// Removes both Leases.
+    ///
+    /// # Errors
+    /// The API server refuses, or does not answer within 30 seconds.
     pub async fn remove(&self) -> Result<(), WithdrawError> {
         self.within(async {
             self.leases.remove(&lease::name(&self.node)).await?;
