@@ -118,15 +118,13 @@ fn incoming<F: Outer>(packet: Tc) -> Decision {
         }
         let assured = entry_state & !ANSWERED == ASSURED;
         if matches!(kind, kind::FORWARD | kind::DIRECT) {
-            if parsed.is_tcp() && !parsed.opens(packet) {
-                // A connection that this node sends on, or was in front of, goes on.
-                if kind != kind::DIRECT || !owners::may_be_asked(asked) {
-                    set!(scratch.opened.pending = 0);
-                    return refuse(packet, scratch, &parsed, entry);
-                }
-            } else {
-                // The client has come by another node since: its flow through this one is over.
-                set!(entry.state = entry_state | RST | REMOVED);
+            // A connection that this node sends on, or was in front of, goes on.
+            if parsed.is_tcp()
+                && !parsed.opens(packet)
+                && (kind != kind::DIRECT || !owners::may_be_asked(asked))
+            {
+                set!(scratch.opened.pending = 0);
+                return refuse(packet, scratch, &parsed, entry);
             }
         } else if kind == kind::DELIVER
             && (assured || !parsed.is_tcp() && datagrams::is_looked_at(entry, entry_state, now))
@@ -199,16 +197,17 @@ fn is_of_node<F: Outer>(scratch: *mut Scratch<F::Address>, ip: usize, end: usize
     (if F::V6 { complete6() } else { complete4() }) == KNOWN
 }
 
-/// Ends the flow of an opened INIT that led through this node to another one, as [`run`] ends those
-/// of SYNs and datagrams: the client has come by another node since. Other packets of it are
-/// dropped by [`conclude`].
+/// Ends the flow of an opened SYN, INIT or datagram that led through this node to another one: the
+/// client has come by another node since. Other packets of it are dropped by [`conclude`].
 #[inline(always)]
 pub fn end_flow_through_here<P: Packet, F: Family>(
     packet: P,
     parsed: &Parsed<F>,
     entry: *mut Flow<F::Address>,
 ) {
-    if matches!(get!(entry.kind), kind::FORWARD | kind::DIRECT) && parsed.opens(packet) {
+    if matches!(get!(entry.kind), kind::FORWARD | kind::DIRECT)
+        && (parsed.is_udp::<P>() || parsed.opens(packet))
+    {
         set!(entry.state |= RST | REMOVED);
     }
 }

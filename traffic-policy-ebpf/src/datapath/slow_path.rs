@@ -109,7 +109,7 @@ pub fn prepare<P: Packet, F: Rewrite>(
         if get!(entry.kind) == kind::REPLY_LOCAL {
             return Err(Outcome::PassedStaleFlow.into());
         }
-        if P::SCTP && open::was_opened::<P, F>() {
+        if open::was_opened::<P, F>() {
             open::end_flow_through_here(packet, parsed, entry);
         }
         match state::track(packet, parsed, entry) {

@@ -2,10 +2,13 @@
 //! address, and what arrives for it within outer packets meanwhile.
 
 use traffic_policy_ebpf::tcp;
-use traffic_policy_testing::harness::{self, Harness, Hook, Spot};
+use traffic_policy_testing::harness::{self, Frontend, Harness, Hook, Setup, Spot};
 use traffic_policy_testing::packet::{Packet, flag};
 
-use super::{FRONT, LOCAL, VIP, addresses, arrives, octets, outer, set_up_home, terms, tunnel};
+use super::{
+    FRONT, LOCAL, NEAR, VIP, addresses, arrives, headers::ANY_ORDER, octets, outer, set_up_home, terms,
+    tunnel,
+};
 use crate::dialogue::Dialogue;
 use crate::table::Terms;
 
@@ -64,6 +67,34 @@ fn the_client_of_a_connection_by_snat_through_this_node_is_told() {
                 let kept = harness.flows(terms.family);
                 assert_eq!(kept.len(), known.len(), "{terms:?}: the flow goes on");
                 assert!(kept.iter().all(|flow| flow.state & tcp::RST == 0), "{terms:?}: {kept:?}");
+            }
+        }
+    });
+}
+
+/// A client whose datagrams all come in fragments, through this node to another one before: none of
+/// them is whole, so none but these can end that flow, and begin one to the given endpoint.
+#[test]
+fn fragmented_datagrams_that_come_by_another_node_reach_their_endpoint() {
+    harness::with(|harness| {
+        for terms in terms(Hook::Ingress).filter(|terms| !terms.tcp) {
+            for (direct, outcome) in [(false, "forwarded"), (true, "forwarded-direct")] {
+                let frontend = Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR]);
+                harness.set_up(&Setup::of(if direct { frontend.direct() } else { frontend }));
+                harness.let_send_directly(FRONT);
+                harness.open_for(LOCAL.0, 1, LOCAL.1);
+                let whole = terms.request(VIP).payload(&[7; 100]).with(|packet| {
+                    (packet.dont_fragment, packet.label) = (false, 83);
+                });
+                let fragments = whole.fragments(48);
+                for at in ANY_ORDER {
+                    harness.run(terms.hook, &fragments[at]).expect(outcome);
+                }
+                let delivered = whole.destination(terms.at(LOCAL)).fragments(48);
+                for at in ANY_ORDER {
+                    let ran = harness.run(terms.hook, &arrives(&fragments[at], FRONT, LOCAL.0));
+                    ran.expect("delivered").expect_frame(&delivered[at]);
+                }
             }
         }
     });
