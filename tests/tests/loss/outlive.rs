@@ -242,6 +242,39 @@ fn the_endpoints_change_too_within_udp() {
     the_endpoints_change_too("xdp", Family::V4, &WITHIN_UDP);
 }
 
+/// A node that is about to go, and says so by its Lease, gets no new flows, and keeps its pods for
+/// as long as they have been given: their connections go on through whichever node is in front, and
+/// new ones to them get that node's address.
+#[test]
+fn connections_to_a_node_that_is_about_to_go() {
+    let _alone = quiet::alone();
+    let cluster = start(&[0, 0, 2, 2], "tc", &OUTLIVE, &[0, 1, 2, 3]);
+    let held = hold(&cluster, Family::V4);
+    let leases = cluster.lab.nodes().iter().map(|node| {
+        let mut lease = lease::tunnels(node, &Family::BOTH, "ipip,udp");
+        if node.name == "node-3" {
+            lease["metadata"]["labels"]["traffic-policy.io/opens"] = "none".into();
+        }
+        lease
+    });
+    cluster.manifests.write("leases", &leases.collect::<Vec<_>>()).unwrap();
+    for agent in &cluster.agents[..2] {
+        until("the others know it", PATIENCE, || {
+            let status = agent.json(&["status"]).unwrap();
+            let by_snat = &status["agent"]["report"]["direct"]["by_snat"];
+            by_snat.as_array().is_some_and(|nodes| nodes.iter().any(|node| node == "node-3"))
+        });
+    }
+    front_vanishes(&cluster);
+    let report = report("a node that is about to go", held);
+    assert_none_cut(&cluster, Family::V4, &report);
+    assert_eq!(report.by_pod.len(), 4);
+    let later = hold(&cluster, Family::V4).finish();
+    let front = cluster.lab.node(2).address(Family::V4);
+    let client = cluster.lab.client().address(Family::V4);
+    assert_eq!((later.broken.len(), later.clients), (0, BTreeSet::from([client, front])));
+}
+
 /// Every node is in front and has pods: one that gets a connection of its own pod is home, and its
 /// agent may have been started anew since the endpoints changed.
 #[test]

@@ -15,8 +15,10 @@ pub const SLOT_UDP: u16 = 8;
 /// The node of an endpoint that has [`SLOT_OPENS`], too, also finds the endpoint itself, by its own
 /// Maglev table, for packets that another node sends to its MAC address as they are.
 pub const SLOT_L2: u16 = 16;
-/// Only connections that go on are forwarded directly to an endpoint that has [`SLOT_OPENS`], too:
-/// new ones wait until the other nodes know this one, and what gets there is known.
+/// Stands beside [`SLOT_OPENS`] until the other nodes know this one, and this one knows which
+/// packets get to them, and while the endpoint's node asks for no new flows: connections that
+/// another node began and this one takes over ([`way::GOES_ON`]) are forwarded directly, new ones
+/// by SNAT.
 pub const SLOT_HELD: u16 = 32;
 
 /// An endpoint, by value.
@@ -39,7 +41,8 @@ impl<A> Slot<A> {
         (self.flags >> SLOT_OPENS.trailing_zeros()) as u8 & 1
     }
 
-    /// The [ways][way] of packets to it: a node that opens them may be asked for replies, too.
+    /// The [ways][way] by which packets may reach it. A node that opens packets ([`way::DIRECT`])
+    /// can also send replies back through this one, and be an owner: those bits follow from it.
     #[inline(always)]
     pub const fn dispatch(&self) -> u64 {
         let ways = (self.flags >> SLOT_OPENS.trailing_zeros()) as u64;

@@ -39,7 +39,7 @@ pub(super) struct Opener {
     /// Whether it opens those of SCTP, too.
     pub(super) sctp: bool,
     /// Whether these are the ways of connections that go on alone, because the node may not know
-    /// this one yet, or it is not known what gets there.
+    /// this one yet, it is not known what gets there, or the node asks for no new flows.
     pub(super) held: bool,
 }
 
@@ -94,7 +94,7 @@ impl DirectNodes {
         };
         let dispatch = dispatch.filter(|_| (opener.sctp || !is_sctp) && !self.addresses.contains(&address));
         if opener.held {
-            // The other node may not know this one's MAC address.
+            // The other node may not know this one's MAC address, or no longer have the same table.
             return Opens { all: None, held: dispatch.map(Dispatch::within) };
         }
         Opens { all: dispatch, held: None }

@@ -289,7 +289,9 @@ pub struct DirectNode {
     pub node: String,
     /// Whether it opens packets that other nodes forward to it.
     pub opens: bool,
-    /// The kinds that it opens, the preferred one first; never empty.
+    /// The kinds that it opens, the preferred one first. Empty only if it opens nothing and another
+    /// node has said so, whose agent found this one's silent; what the node itself writes names
+    /// them, also while it opens nothing for new flows.
     pub dispatches: Vec<Dispatch>,
     /// Whether it opens packets of SCTP, too.
     pub sctp: bool,
@@ -320,8 +322,8 @@ impl DirectNode {
         Some((forwarding, Algorithm::ALL.into_iter().find(|known| known.name() == algorithm)?))
     }
 
-    /// Whether it opens packets of this family: it has an address of it.
-    pub(super) fn opens_family(&self, ipv6: bool) -> bool {
-        self.opens && self.addresses.iter().any(|address| address.is_ipv6() == ipv6)
+    /// Whether its packets, sent and opened, are of this family, too: it has an address of it.
+    pub(super) fn has_family(&self, ipv6: bool) -> bool {
+        self.addresses.iter().any(|address| address.is_ipv6() == ipv6)
     }
 }

@@ -80,7 +80,7 @@ impl Index {
         // By number, not by name: a cluster has far more endpoints than nodes, and this is asked
         // for again while they change.
         let mut nodes = [false, true].map(|ipv6| {
-            let opening = self.direct.values().filter(|other| other.opens_family(ipv6));
+            let opening = self.direct.values().filter(|other| other.opens && other.has_family(ipv6));
             let numbers = opening.map(|other| self.context.numbers.get(&other.node));
             let unknown = numbers.filter(|number| *number != 0);
             unknown.map(|number| (number, Candidate::default())).collect::<HashMap<_, _>>()
@@ -150,9 +150,8 @@ impl Index {
         let all = || self.direct.values().filter(|other| other.node != input.node_name);
         let without_room = room::without_room(all, &self.context.direct, &input.limits);
         let others = || all().filter(|other| !without_room.contains(&other.node));
-        let opening = || others().filter(|other| other.opens);
         let names = [false, true].map(|ipv6| {
-            let of_this = opening().filter(|other| other.opens_family(ipv6));
+            let of_this = others().filter(|other| other.has_family(ipv6));
             let not_asked = input.ways.to_others(ipv6);
             of_this
                 .filter_map(|other| {
@@ -168,7 +167,9 @@ impl Index {
                         Some(if alike { dispatch } else { dispatch.within() })
                     };
                     let tunnel = within(way.tunnel, false).filter(|_| other.tunnels);
-                    let held = input.hold_direct || awaited;
+                    // One that says itself that it opens nothing, because it is about to go or
+                    // late, still opens what comes.
+                    let held = input.hold_direct || awaited || !other.opens;
                     let opener =
                         Opener { direct: within(way.direct, way.by_mac), tunnel, sctp: other.sctp, held };
                     let is_used = opener.direct.is_some() || opener.tunnel.is_some();

@@ -108,8 +108,10 @@ pub(in crate::source) fn direct(lease: &Lease) -> Result<Option<object::DirectNo
     let text = annotations
         .and_then(|annotations| annotations.get(DIRECT_ADDRESSES))
         .ok_or_else(|| FieldError::new(path.as_str(), "missing: it has the node's addresses"))?;
+    // A node that has lost all of its addresses says so by an empty list.
     let addresses = text
         .split(',')
+        .filter(|_| !text.is_empty())
         .map(|address| {
             parse_ip(address.trim())
                 .ok_or_else(|| FieldError::new(path.as_str(), format!("{address:?} is not an IP address")))
@@ -119,7 +121,7 @@ pub(in crate::source) fn direct(lease: &Lease) -> Result<Option<object::DirectNo
     let words = |name| annotation(name).into_iter().flat_map(|list: &String| list.split(',')).map(str::trim);
     // What a later agent opens in addition is not known here.
     let mut dispatches: Vec<_> = words(DIRECT_DISPATCH).filter_map(Dispatch::parse).collect();
-    if dispatches.is_empty() {
+    if opens && dispatches.is_empty() {
         dispatches.push(Dispatch::Ipip);
     }
     let says_more = words(DIRECT_DISPATCH).any(|word| Dispatch::parse(word).is_none())

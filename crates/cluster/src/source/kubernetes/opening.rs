@@ -306,7 +306,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::source::convert;
+    use crate::{model::Dispatch, source::convert};
 
     /// A word that a later agent of this node has left in its Lease: the other nodes that know it
     /// would go on sending what this one does not open.
@@ -336,6 +336,38 @@ mod tests {
         assert!(!is_told_with("opens-dispatch", "ipip,udp,l2,gre"));
         assert!(!is_told_with("opens-protocols", "tcp,udp,sctp,dccp"));
         assert!(!is_told_with("opens-reply", "tunnel,other"));
+    }
+
+    fn read(opens: &str, annotations: &serde_json::Value) -> DirectNode {
+        let lease = json!({
+            "metadata": {
+                "namespace": "n", "name": "traffic-policy-opens-here",
+                "labels": { "traffic-policy.io/opens": opens }, "annotations": annotations,
+            },
+            "spec": { "holderIdentity": "here" },
+        });
+        convert::direct(&serde_json::from_value(lease).unwrap()).unwrap().unwrap()
+    }
+
+    /// A node whose devices have lost their addresses would otherwise go on getting packets: a
+    /// Lease that cannot be read changes nothing.
+    #[test]
+    fn a_node_without_addresses_opens_nothing() {
+        let read =
+            read("none", &json!({ "traffic-policy.io/opens-from": "", "traffic-policy.io/opens-l2-at": "" }));
+        assert_eq!((read.opens, read.addresses, read.macs), (false, Vec::new(), Vec::new()));
+    }
+
+    /// Connections go on to the former, while another node has said it of the latter.
+    #[test]
+    fn a_node_that_opens_nothing_says_it_itself_or_not() {
+        let from = "192.0.2.1";
+        let itself =
+            json!({ "traffic-policy.io/opens-from": from, "traffic-policy.io/opens-dispatch": "udp" });
+        assert_eq!(read("none", &itself).dispatches, [Dispatch::Udp]);
+        let of_another = json!({ "traffic-policy.io/opens-from": from });
+        assert_eq!(read("none", &of_another).dispatches, []);
+        assert_eq!(read("ipip", &of_another).dispatches, [Dispatch::Ipip], "an earlier agent");
     }
 
     #[test]

@@ -262,6 +262,24 @@ fn connections_go_on_where_new_ones_wait() {
     }
 }
 
+/// A node that is about to go gets no new flows, but connections of its pods, which may come by
+/// another node from now on. One of which another node has said that it opens nothing, because its
+/// agent is silent, names no dispatch.
+#[test]
+fn connections_go_on_to_a_node_that_says_itself_that_it_opens_nothing() {
+    let address = "198.51.100.1".parse().unwrap();
+    for (dispatches, held) in [(vec![Dispatch::Udp, Dispatch::Ipip], Some(Dispatch::Udp)), (Vec::new(), None)]
+    {
+        let mut index = Index::default();
+        let input = NodeInput { node_name: "here".to_owned(), ..NodeInput::default() };
+        index.apply(DirectNode { opens: false, dispatches, ..node("there", "192.0.2.1") });
+        index.update(&input);
+        let opens = index.context.direct.open(address, Some("there"), (Forwarding::Direct, Protocol::Tcp));
+        assert_eq!(opens, Opens { all: None, held });
+        assert!(index.direct_nodes(Forwarding::Direct).is_empty());
+    }
+}
+
 /// An agent of a former version answers the client itself, which the network may forbid.
 #[test]
 fn replies_come_back_from_nodes_that_know_it_alone() {
