@@ -201,6 +201,11 @@ impl Index {
             self.desired.direct_macs.clone_from(&direct.macs);
             changes.direct_nodes = true;
         }
+        // Endpoints may be at addresses that have become those of nodes, where nothing is opened.
+        let gained: BTreeSet<String> = others()
+            .filter(|other| other.addresses.iter().any(|address| !former.addresses.contains(address)))
+            .map(|other| other.node.clone())
+            .collect();
         if former.addresses.is_empty() || direct.addresses.is_empty() {
             // Endpoints on this node are opened for from now on, or no longer.
             self.dirty.extend(self.services.keys().cloned());
@@ -208,6 +213,7 @@ impl Index {
             for (former, names) in former.names.iter().zip(&direct.names) {
                 self.concern_nodes(&differing(former, names));
             }
+            self.concern_nodes(&gained.iter().map(String::as_str).collect());
         }
     }
 }

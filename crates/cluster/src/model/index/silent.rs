@@ -57,6 +57,9 @@ impl Index {
 
     /// Marks the Services with endpoints on these nodes.
     pub(super) fn concern_nodes(&mut self, nodes: &BTreeSet<&str>) {
+        if nodes.is_empty() {
+            return;
+        }
         self.concern_services(|endpoint| {
             endpoint.node_name.as_deref().is_some_and(|node| nodes.contains(node))
         });

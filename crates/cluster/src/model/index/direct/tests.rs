@@ -3,7 +3,11 @@
 use std::net::IpAddr;
 
 use super::*;
-use crate::model::{Algorithm, Passing, direct_nodes::Opens, object::Service};
+use crate::model::{
+    Algorithm, Passing,
+    direct_nodes::Opens,
+    object::{EndpointSlice, Port, Service, SliceEndpoint, SlicePort},
+};
 
 fn node(node: &str, address: &str) -> DirectNode {
     let name = ServiceName { namespace: "n".to_owned(), name: format!("direct-{node}") };
@@ -299,6 +303,43 @@ fn replies_come_back_from_nodes_that_know_it_alone() {
     index.apply(DirectNode { tunnels: true, ..node("older", "192.0.2.1") });
     index.update(&input);
     assert!(opens(&index, "older", Forwarding::Tunnel), "it was upgraded");
+}
+
+/// A node has started anew with another address, and a pod in its network namespace is known there
+/// before its Lease is: it opens nothing at its own addresses.
+#[test]
+fn an_endpoint_at_an_address_that_a_node_gets_later_is_not_sent_to_directly() {
+    let of_node = "192.0.2.3".parse().unwrap();
+    let name = |name: &str| ServiceName { namespace: "n".to_owned(), name: name.to_owned() };
+    let mut index = Index::default();
+    let input = NodeInput {
+        node_name: "here".to_owned(),
+        ipv4: true,
+        forwarding: Forwarding::Direct,
+        ..NodeInput::default()
+    };
+    index.apply(Service {
+        cluster_ips: vec!["10.96.0.1".parse().unwrap()],
+        ipv4: true,
+        ports: vec![Port { name: String::new(), protocol: Protocol::Tcp, port: 80, node_port: 0 }],
+        ..Service::unserved(name("web"))
+    });
+    index.apply(EndpointSlice {
+        name: name("web-1"),
+        service: "web".to_owned(),
+        ports: vec![SlicePort { name: String::new(), protocol: Protocol::Tcp, port: 8080 }],
+        endpoints: vec![SliceEndpoint::new(of_node, Some("there"), true)],
+        ..EndpointSlice::default()
+    });
+    index.apply(node("there", "192.0.2.2"));
+    index.set_synced();
+    let opens = |index: &mut Index| {
+        index.update(&input);
+        index.desired().ports.values().next().unwrap().cluster[0].opens.is_some()
+    };
+    assert!(opens(&mut index), "it may be a pod's");
+    index.apply(node("there", "192.0.2.3"));
+    assert!(!opens(&mut index));
 }
 
 #[test]
