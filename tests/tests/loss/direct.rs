@@ -244,6 +244,23 @@ fn a_node_says_why_it_opens_nothing() {
     scene.expect_client_at(&["node-2", "node-3"], "node 2 still opens packets");
 }
 
+/// A Service port without a Maglev table is served at random, and its packets are opened all the
+/// same. Other nodes do not leave the choice of its endpoint to this one.
+#[test]
+fn a_node_without_room_for_maglev_tables_opens_packets() {
+    let one_table = ["--algorithm", "maglev", "--maglev-size", "251", "--maglev-entries", "64"];
+    let scene = Scene::with(&[0, 1, 1], &one_table);
+    for agent in &scene.cluster.agents {
+        agent.wait_said(&["WARN", "the maps have no room for", "--maglev-entries"], PATIENCE).unwrap();
+    }
+    scene.expect_nodes(0, &["node-2", "node-3"]);
+    scene.expect_client_at(&["node-2", "node-3"], "one of two tables is missing");
+    let lease = scene.lease("traffic-policy-opens-node-2").unwrap();
+    assert_eq!(lease["metadata"]["labels"]["traffic-policy.io/opens"], "ipip");
+    let choice = lease["metadata"]["annotations"]["traffic-policy.io/opens-l2-by"].as_str().unwrap();
+    assert!(choice.ends_with(" not-all-tables"), "{choice}");
+}
+
 /// A node that has nearly as many addresses as there is room for beside the others: it is left out,
 /// and no write fails. All agents say that they open nothing, since it may send to them.
 #[test]

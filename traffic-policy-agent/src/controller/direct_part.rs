@@ -19,6 +19,9 @@ use crate::health::{DirectForwarding, ProxyHealth};
 /// The time from when this node's Lease is written until its flows may be direct: the others have
 /// to hear of it, and to write its addresses into their maps.
 const HEARD: Duration = Duration::from_secs(10);
+/// The word in the Lease, behind the settings by which this node finds an endpoint, that makes them
+/// those of no other node.
+const WITHOUT_TABLES: &str = "not-all-tables";
 /// The number of nodes whose Leases this one looks at.
 const NEIGHBOURS: usize = 2;
 
@@ -231,7 +234,7 @@ impl Part {
             Some("no device has the programs".to_owned())
         } else if addresses.is_empty() {
             Some("the devices with the programs have no address".to_owned())
-        } else if services.lacks_room() {
+        } else if !services.opens_all() {
             Some("its maps have no room for all Services and endpoints".to_owned())
         } else if let Some(lack) = path.opens_not_all() {
             Some(lack)
@@ -243,7 +246,13 @@ impl Part {
         };
         let macs = path.attached().filter(|(interface, _)| interface.ethernet);
         let macs = macs.map(|(interface, _)| interface.mac).collect();
-        DirectPart { addresses, macs, choice: self.choice.clone(), dispatch: self.dispatch, why_not }
+        // Where a table is missing the choice is random: no other node may leave it to this one.
+        let choice = if services.lacks_tables() {
+            format!("{} {WITHOUT_TABLES}", self.choice)
+        } else {
+            self.choice.clone()
+        };
+        DirectPart { addresses, macs, choice, dispatch: self.dispatch, why_not }
     }
 }
 

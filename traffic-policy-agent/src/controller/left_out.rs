@@ -66,6 +66,17 @@ impl Shortage {
         self.left_out.keys()
     }
 
+    /// Whether there is room for all but Maglev tables: packets that name their endpoint are opened
+    /// without one.
+    pub(super) fn is_of_tables_alone(&self) -> bool {
+        self.left_out.values().all(lacks_table)
+    }
+
+    /// Whether there is a port without its Maglev table, whose endpoints are chosen at random.
+    pub(super) fn is_of_tables(&self) -> bool {
+        self.left_out.values().any(lacks_table)
+    }
+
     /// Whether [`Self::hold_back`] changes anything.
     pub(super) fn holds_back(&self) -> bool {
         !self.left_out.is_empty()
@@ -97,6 +108,10 @@ impl Shortage {
             }
         }
     }
+}
+
+fn lacks_table(left_out: &LeftOut) -> bool {
+    matches!(left_out.lack, Lack::Tables | Lack::TableSlots { .. })
 }
 
 fn named(left_out: &LeftOut) -> String {

@@ -207,6 +207,16 @@ impl ServiceSync {
         self.shortage.keys().next().is_some()
     }
 
+    /// Whether packets for endpoints of this node can be opened for all Service ports.
+    pub(super) fn opens_all(&self) -> bool {
+        self.shortage.is_of_tables_alone()
+    }
+
+    /// Whether a Service port has no Maglev table, although it asks for one.
+    pub(super) fn lacks_tables(&self) -> bool {
+        self.shortage.is_of_tables()
+    }
+
     /// Brings the maps up to date, then the health-check ports; `beat` is called while that takes
     /// long. Returns whether that failed.
     pub(super) async fn write(
