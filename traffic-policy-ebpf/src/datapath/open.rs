@@ -194,7 +194,7 @@ fn is_of_node<F: Outer>(scratch: *mut Scratch<F::Address>, ip: usize, end: usize
     set!(scratch.opening.destination = destination);
     set!(scratch.opening.ports = Ports::from_wire(load32::<0>(ports)));
     set!(scratch.opening.protocol = F::protocol(inner) as u32);
-    (if F::V6 { complete6() } else { complete4() }) == KNOWN
+    (if F::V6 { complete6() } else { complete4() }) != UNKNOWN
 }
 
 /// Ends the flow of an opened SYN, INIT or datagram that led through this node to another one: the
@@ -370,9 +370,11 @@ pub fn given<P: Packet, F: Family>(
     Ok((service, 0))
 }
 
-/// The results of [`complete`].
+/// The results of [`complete`]. `BY_FLOW_ALONE`: there is no frontend any more, but an open flow of
+/// one to the endpoint.
 const KNOWN: i32 = 0;
 const UNKNOWN: i32 = 1;
+const BY_FLOW_ALONE: i32 = 2;
 
 global_functions! {
     complete4 => complete::<V4>;
@@ -384,13 +386,17 @@ global_functions! {
 fn complete<F: Family>() -> i32 {
     let Some(scratch) = F::scratch() else { return UNKNOWN };
     set!(scratch.opened.service = NO_SERVICE);
+    let slot = place!(mut scratch.opened.endpoint);
     let found = owners::frontend::<F>(borrow(place!(const scratch.opening)));
     if found.is_null() {
-        return UNKNOWN;
+        let flow = FlowTable::<F>::new().find(borrow(place!(const scratch.opening)));
+        let is_open = !flow.is_null()
+            && get!(flow.kind) == kind::DELIVER
+            && get!(flow.destination) == get!(slot.address);
+        return if is_open { BY_FLOW_ALONE } else { UNKNOWN };
     }
     let service = get!(found.service);
     set!(scratch.opened.service = service);
-    let slot = place!(mut scratch.opened.endpoint);
     let Some(port) = port_of::<F>(get!(slot.address), service) else {
         return UNKNOWN;
     };

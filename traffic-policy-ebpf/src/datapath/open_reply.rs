@@ -1,6 +1,7 @@
 //! The program that opens replies which other nodes have sent within outer packets to this one, the
-//! node in front (`--forwarding tunnel`), and sends them to the client. No flow is looked up: what
-//! was inside says all, so a reply may come back through any node in front.
+//! node in front (`--forwarding tunnel`), and sends them to the client. While there is the frontend,
+//! no flow is looked up: what was inside says all, so a reply may come back through any node in
+//! front.
 //!
 //! ```text
 //! outer: node of the endpoint → this node     inner: frontend → client
@@ -8,7 +9,8 @@
 //!
 //! A packet is opened only if its outer source is an address of a node, its outer destination one
 //! of this node, and what is inside comes from a frontend of this node whose replies are opened, or
-//! is an ICMP error about a request to one; every other one is left alone. What was opened is sent
+//! is an ICMP error about a request to one, or belongs to an open flow of a frontend that is gone;
+//! every other one is left alone. What was opened is sent
 //! by the route to the client, and never handed to the stack.
 
 use core::ptr;
@@ -16,7 +18,7 @@ use core::ptr;
 use traffic_policy_ebpf::{
     abi::{
         Fragment, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, Hop, IGNORED, PROTOCOL_TCP, PROTOCOL_UDP, Ports,
-        REASSEMBLY, Scratch, frontend,
+        REASSEMBLY, REPLY_THROUGH_FRONT, Scratch, frontend, kind,
     },
     outcome::Outcome,
 };
@@ -25,6 +27,7 @@ use crate::datapath::{
     clock,
     ctx::{Packet, Skb as _},
     family::{V4, V6},
+    flow::table::FlowTable,
     forward::{
         self, client_hop,
         nexthop::{self, Route},
@@ -288,9 +291,16 @@ fn note_piece<F: Inside>(scratch: *mut Scratch<F::Address>, piece: &Piece, inner
     true
 }
 
-/// Whether replies to the request `Scratch::opening` are opened.
+/// Whether replies to the request `Scratch::opening` are opened: its frontend says so, or, if that
+/// is gone, an open flow of it.
 #[inline(always)]
 fn is_opened<F: Outer>(scratch: *const Scratch<F::Address>) -> bool {
     let found = select::frontend::<F>(&Target::of(borrow(place!(const scratch.opening))));
-    !found.is_null() && get!(found.flags) & frontend::OPENS_REPLIES != 0
+    if !found.is_null() {
+        return get!(found.flags) & frontend::OPENS_REPLIES != 0;
+    }
+    let flow = FlowTable::<F>::new().find(borrow(place!(const scratch.opening)));
+    !flow.is_null()
+        && get!(flow.kind) == kind::DIRECT
+        && get!(flow.address_delta) as u32 & REPLY_THROUGH_FRONT != 0
 }

@@ -243,11 +243,11 @@ impl<A: Key> OfFamily<A> {
             doubtful.extend(former.iter().map(|(key, _)| *key));
             let wanted = elements::<A>(desired, key, planner, addresses, namespaces);
             doubtful.extend(wanted.iter().map(|(key, _)| *key));
-            if desired.ports.contains_key(key) {
-                self.leaving.note(former, now);
-            } else {
+            if !desired.ports.contains_key(key) {
                 doubtful.extend(self.leaving.forget(&former));
             }
+            let stays = |((_, index), _): &Element| *index == NO_SERVICE || desired.ports.contains_key(key);
+            self.leaving.note(former.into_iter().filter(stays), now);
             if !wanted.is_empty() {
                 self.wanted.insert(key.clone(), wanted);
             }

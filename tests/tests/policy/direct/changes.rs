@@ -176,6 +176,44 @@ fn the_annotation_cuts_no_connection() {
     scene.finish();
 }
 
+/// A Service that is deleted takes no new connections, and its open ones go on, as those of
+/// kube-proxy do by conntrack: requests are opened, and replies by tunnel in front.
+fn a_deleted_service_cuts_no_connection(dispatch: &str) {
+    let ways = ["direct", "tunnel"];
+    let mut scene = Scene::start(ways);
+    let leases = scene.cluster.lab.nodes().iter().map(|node| lease::tunnels(node, &Family::BOTH, dispatch));
+    scene.cluster.manifests.write("leases", &leases.collect::<Vec<_>>()).unwrap();
+    let [preferred, _] = dispatch.split(',').collect::<Vec<_>>().try_into().unwrap();
+    for front in FRONTS {
+        until(&format!("node-{front} sends within {preferred}"), PATIENCE, || {
+            let status = scene.cluster.agents[front - 1].json(&["status"]).unwrap();
+            HOMES.iter().all(|home| {
+                status["agent"]["report"]["direct"]["dispatch"][format!("node-{home}")] == preferred
+            })
+        });
+    }
+    scene.hold(ways);
+    scene.cluster.manifests.delete(&service()).unwrap();
+    for agent in &scene.cluster.agents {
+        until("the Service is gone", PATIENCE, || {
+            agent.json(&["services"]).unwrap().as_array().is_some_and(Vec::is_empty)
+        });
+    }
+    scene.expect_replies(&["replied-local", "replied-to-front"]);
+    scene.expect_ways();
+    scene.finish();
+}
+
+#[test]
+fn a_deleted_service_cuts_no_connection_within_ip() {
+    a_deleted_service_cuts_no_connection("ipip,udp");
+}
+
+#[test]
+fn a_deleted_service_cuts_no_connection_within_udp() {
+    a_deleted_service_cuts_no_connection("udp,ipip");
+}
+
 /// Each agent in front is started again with every other flag, in the end all agents are.
 #[test]
 fn another_flag_cuts_no_connection() {

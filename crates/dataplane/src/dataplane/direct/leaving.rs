@@ -1,6 +1,6 @@
-//! Endpoints that have left their Service: packets of connections that are still open are opened
-//! for some time more. A pod that terminates serves them to their end, and nodes in front may hear
-//! of its leave later than this one.
+//! Endpoints that have left their Service, or whose Service is gone: packets of connections that
+//! are still open are opened for some time more. A pod serves them to their end, and nodes in front
+//! may hear of its leave later than this one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,17 +23,16 @@ impl Leaving {
         self.0.extend(elements.into_iter().map(|(key, target)| (key, (target, now))));
     }
 
-    /// Notes the elements in the map of an earlier agent, if their Service port is one of these.
+    /// Notes the elements in the map of an earlier agent: addresses, and of Service ports only these.
     pub(super) fn found(&mut self, held: &BTreeMap<Place, Target>, indices: &BTreeSet<u32>, now: Instant) {
-        for (key, target) in held.iter().filter(|((_, index), _)| indices.contains(index)) {
-            for (key, target) in [(*key, *target), ((key.0, NO_SERVICE), Target::default())] {
-                self.0.entry(key).or_insert((target, now));
-            }
+        let stays = |index: u32| index == NO_SERVICE || indices.contains(&index);
+        for (key, target) in held.iter().filter(|((_, index), _)| stays(*index)) {
+            self.0.entry(*key).or_insert((*target, now));
         }
     }
 
     /// Forgets the elements of a Service port that exists no longer, and returns them: its index
-    /// will be another one's.
+    /// will be another one's. Its open connections need the addresses alone.
     pub(super) fn forget(&mut self, elements: &[Element]) -> Vec<Place> {
         let indices: BTreeSet<u32> = elements.iter().map(|((_, index), _)| *index).collect();
         self.remove(|(_, index), _| *index != NO_SERVICE && indices.contains(index))
@@ -118,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_that_is_gone_takes_its_endpoints_along() {
+    fn of_a_service_that_is_gone_addresses_alone_stay() {
         let mut leaving = Leaving::default();
         leaving.note([(POD, at(80)), (ADDRESS, at(0))], Instant::now());
         assert_eq!(leaving.forget(&[((IpAddr::V4(Ipv4Addr::new(10, 0, 0, 9)), 7), at(80))]), [POD]);
@@ -128,10 +127,10 @@ mod tests {
     #[test]
     fn an_agent_keeps_those_of_an_earlier_one() {
         let mut leaving = Leaving::default();
-        let of_another = (IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)), 8);
-        let held = [(POD, at(80)), (ADDRESS, at(0)), (of_another, at(80))].into();
+        let of_a_former_one = (IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), 8);
+        let held = [(POD, at(80)), (ADDRESS, at(0)), (of_a_former_one, at(80))].into();
         leaving.found(&held, &[7].into(), Instant::now());
         assert_eq!(kept(&mut leaving, &[], true), [(POD, at(80)), (ADDRESS, at(0))].into());
-        assert!(!leaving.0.contains_key(&of_another));
+        assert!(!leaving.0.contains_key(&of_a_former_one));
     }
 }
