@@ -1,5 +1,5 @@
-//! Sources of Services, EndpointSlices, Nodes and ServiceCIDRs: the Kubernetes API or a folder of
-//! manifests.
+//! Sources of Services, EndpointSlices, Nodes, ServiceCIDRs and Leases of nodes that open packets:
+//! the Kubernetes API or a folder of manifests.
 //!
 //! Both start as a task that sends [`Batch`]es; the run loop applies them to its
 //! [`Index`](crate::model::Index) and writes the result. A source never reports an object as

@@ -147,8 +147,8 @@ pub(super) struct Arguments {
 /// Source of Services.
 #[derive(Debug, Args)]
 struct SourceArguments {
-    /// A folder of ordinary Kubernetes YAML (Service, EndpointSlice, Node, ServiceCIDR), followed
-    /// as it changes, instead of the API.
+    /// A folder of ordinary Kubernetes YAML (Service, EndpointSlice, Node, ServiceCIDR, Lease),
+    /// followed as it changes, instead of the API.
     #[arg(long, env = "TRAFFIC_POLICY_MANIFESTS", value_name = "DIR", conflicts_with_all = ["kubeconfig", "api_server"])]
     manifests: Option<PathBuf>,
     /// Kubeconfig for the Kubernetes API. Without it, and without --manifests: in-cluster, by

@@ -44,8 +44,8 @@ const POLL: Duration = Duration::from_secs(3);
 const LONG: Duration = Duration::from_secs(60);
 
 /// A source that reads `*.yaml`, `*.yml` and `*.json` of one folder: Services, EndpointSlices,
-/// Nodes and ServiceCIDRs, in the form that `kubectl` takes. The folder counts as a whole: if one
-/// file is broken, the last good state of all of it stays.
+/// Nodes, ServiceCIDRs and Leases, in the form that `kubectl` takes. The folder counts as a whole:
+/// if one file is broken, the last good state of all of it stays.
 #[derive(Clone, Debug)]
 pub struct Manifests {
     pub folder: PathBuf,

@@ -71,8 +71,8 @@ enum Command {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Objects")]
 struct SourceArguments {
-    /// A folder of ordinary Kubernetes YAML or JSON (Service, EndpointSlice, Node), instead of the
-    /// API.
+    /// A folder of ordinary Kubernetes YAML or JSON (Service, EndpointSlice, Node, Lease), instead
+    /// of the API.
     #[arg(long, env = "TRAFFIC_POLICY_LB_MANIFESTS", value_name = "DIR")]
     manifests: Option<PathBuf>,
     #[command(flatten)]

@@ -272,7 +272,7 @@ struct JsonList<'t> {
 /// Returns the kind of the items of a list: a kind that is read, or empty for any.
 fn item_kind(list: &str) -> Option<&str> {
     let item = list.strip_suffix("List")?;
-    matches!(item, "" | "Service" | "EndpointSlice" | "Node" | "ServiceCIDR").then_some(item)
+    matches!(item, "" | "Service" | "EndpointSlice" | "Node" | "ServiceCIDR" | "Lease").then_some(item)
 }
 
 /// Formats a path such as `spec.ports[0].port`.
@@ -316,11 +316,14 @@ mod tests {
     fn several_documents_and_lists() {
         let list = "---\n---\nkind: List\napiVersion: v1\nitems:\n- {apiVersion: v1, kind: Node, metadata: {name: n}}\n\
                     ---\nkind: ServiceList\napiVersion: v1\nitems:\n- metadata: {name: db, namespace: x}\n  spec: {clusterIP: 10.96.0.2}\n\
+                    ---\nkind: LeaseList\napiVersion: coordination.k8s.io/v1\nitems:\n\
+                    - metadata: {name: traffic-policy-opens-n, labels: {traffic-policy.io/opens: ipip}, annotations: {traffic-policy.io/opens-from: 10.0.0.1}}\n\
+                    \x20 spec: {holderIdentity: n}\n\
                     ---\nkind: Service\napiVersion: serving.knative.dev/v1\nmetadata: {name: other}\n";
         let objects = load_text(&format!("{WEB}{list}")).unwrap();
         let names: Vec<_> = objects.services.iter().map(|service| service.name.to_string()).collect();
         assert_eq!(names, ["default/web", "x/db"]);
-        assert_eq!(objects.nodes.len(), 1);
+        assert_eq!((objects.nodes.len(), objects.direct_nodes.len()), (1, 1));
     }
 
     #[test]
