@@ -18,7 +18,7 @@ pub(super) struct ChoiceArguments {
     #[arg(long, env = "TRAFFIC_POLICY_MAGLEV_SIZE", default_value_t, value_name = "N")]
     pub(super) maglev_size: TableSize,
     /// Elements of all Maglev tables, of eight bytes for four slots each: a table of 16,381 slots
-    /// takes 4,096. One more table than Service ports have is needed for changes.
+    /// takes 4,096. Changes need room for one table more than the Service ports have.
     #[arg(long, env = "TRAFFIC_POLICY_MAGLEV_ENTRIES", default_value_t = MapSizes::DEFAULT.maglev, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=67_108_864))]
     pub(super) maglev_entries: u32,
@@ -35,12 +35,12 @@ pub(super) struct ChoiceArguments {
     /// The outer packets in which packets are forwarded directly, to nodes that open them; all
     /// others use `snat`. `ipip`: IPv4 in IPv4, IPv6 in IPv6; `udp`: UDP, port 6080, for networks
     /// that let no other protocol through (Azure), or spread flows by the ports of UDP alone;
-    /// `auto`: `l2` to nodes that answer it, else what the other node prefers, which is `udp` if
-    /// that is its own --dispatch, else `ipip`, as far as it gets there: this node asks, with
-    /// --announce-opening and CAP_NET_RAW. A node that opens packets opens both. `l2`: none, to the
-    /// MAC address of the endpoint's node, for Services with `maglev`, to nodes of the same segment
-    /// with the same --forwarding, --algorithm and --maglev-size; else as `auto` within outer
-    /// packets.
+    /// `l2`: none, to the MAC address of the endpoint's node, for Services with `maglev`, to nodes
+    /// of the same segment with the same --forwarding, --algorithm and --maglev-size; to others as
+    /// `auto` within outer packets. `auto`: `l2` to nodes that have answered a packet sent so, to
+    /// all others what the other node prefers (`udp` if that is its own --dispatch, else `ipip`),
+    /// unless only the other one gets there: this node asks, with --announce-opening and
+    /// CAP_NET_RAW. A node that opens packets opens both.
     #[arg(long, env = "TRAFFIC_POLICY_DISPATCH", default_value = "auto", value_name = "auto|ipip|udp|l2",
         value_parser = dispatch)]
     pub(super) dispatch: DispatchChoice,
@@ -57,8 +57,9 @@ pub(super) struct ChoiceArguments {
     )]
     pub(super) announce_opening: Option<String>,
     /// Way of packets to pods of this node. `stack`: through the node's stack, its firewall and
-    /// conntrack. `direct`: connections begin and end there, so that rules about connections judge
-    /// them, and packets in between go straight to the pod, and its replies to the client.
+    /// conntrack. `direct`: the first and last packets of a connection pass the stack, so that
+    /// rules about connections judge them; those in between go straight to the pod, and its replies
+    /// straight to the client.
     #[arg(long, env = "TRAFFIC_POLICY_LOCAL_DELIVERY", default_value = "stack", value_name = "stack|direct")]
     pub(super) local_delivery: LocalDelivery,
     /// Services for pods whose sockets the programs on the cgroup do not see: Kata, KubeVirt,

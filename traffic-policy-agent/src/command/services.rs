@@ -97,7 +97,7 @@ struct Document {
     name: String,
     /// The port's name.
     port: String,
-    /// `TCP` or `UDP`.
+    /// `TCP`, `UDP` or `SCTP`.
     protocol: String,
     /// `IPv4` or `IPv6`.
     family: &'static str,
@@ -118,7 +118,7 @@ struct Document {
     /// The former owners of those slots that are still asked; `null` without, and unless the
     /// Service is named.
     former_owners: Option<former::Document>,
-    /// The way to endpoints of other nodes: `snat` or `direct`.
+    /// The way to endpoints of other nodes: `snat`, `direct` or `tunnel`.
     forwarding: &'static str,
     /// Timeout of `sessionAffinity: ClientIP`, in seconds.
     affinity_seconds: Option<u64>,

@@ -43,8 +43,8 @@ pub struct Flow<A: Address> {
     /// [`crate::checksum`]. In a [`DIRECT`][kind::DIRECT] entry, `port_delta` is the source port of
     /// the UDP that its packets travel in, memory order; 0: they travel in IP. With
     /// [`BY_MAC`][super::BY_MAC] they travel so only where they cannot be sent as they are.
-    /// `address_delta` is of [`REPLY_THROUGH_FRONT`][super::REPLY_THROUGH_FRONT], [`TO_OWNER`] and
-    /// [`BY_TABLE`][super::BY_TABLE] there.
+    /// `address_delta` has the bits [`REPLY_THROUGH_FRONT`][super::REPLY_THROUGH_FRONT],
+    /// [`TO_OWNER`] and [`BY_TABLE`][super::BY_TABLE] there.
     pub address_delta: u16,
     pub port_delta: u16,
     /// The index into `tp_nexthops`, valid while `epoch` is the current route epoch.
@@ -106,8 +106,9 @@ impl DeviceOrPlace {
         self.0
     }
 
-    /// Reply entry whose packets go back through the node in front, by [`Tail::way_back`]: the
-    /// index of no device, so that none of its packets leaves by the device that it names.
+    /// Stands in a reply entry whose packets go back through the node in front
+    /// ([`Tail::way_back`]). It is the index of no device, so no packet is taken for one that
+    /// leaves by the device its request came by.
     pub const TUNNELLED: Self = Self(u32::MAX);
 
     /// Request entry: its place in `tp_flow_dir4` or `tp_flow_dir6`; 0 if it has none.

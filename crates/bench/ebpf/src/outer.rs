@@ -1,6 +1,7 @@
 //! The minimum work of direct forwarding: a packet sent within an outer one, opened again, and
-//! answered past the node in front. And Katran's method for the first of them. First packets that
-//! are opened, by MAC address, through the node in front, and Cilium's method: files of their own.
+//! answered past the node in front. Katran's method of sending is here, too. Modules below have the
+//! first packets of flows that are opened (`first`), packets by MAC address (`by_mac`), replies
+//! through the node in front (`through_front`), and Cilium's method (`cilium`).
 
 mod by_mac;
 mod cilium;
@@ -38,7 +39,7 @@ pub static FLOOR_FRONTENDS6: HashMap<FrontendKey<Address6>, Frontend, 65_536, 1>
 pub static FLOOR_SLOTS6: Array<Slot<Address6>, 1_024> = Array::new();
 #[btf_map]
 pub static FLOOR_NODE6: Array<FloorFlow6, 1> = Array::new();
-/// The real that a connection had last, by Katran's method.
+/// The endpoint (Katran: real) that a connection had last, by Katran's method.
 #[btf_map]
 pub static KATRAN_LRU: LruHashMap<Tuple<Address4>, u64, 262_144> = LruHashMap::new();
 /// Katran's ring of hashes: the real of each place.
@@ -371,10 +372,10 @@ pub fn floor_back_tc6(ctx: TcContext) -> i32 {
     TC_NEXT
 }
 
-/// Katran's method: the address that is served, the last real of the connection in an LRU table or
-/// else that of the ring of hashes, the real's address, and an outer header. It has no states; its
-/// counters, its check of an ended UDP stream and its second table for other hosts' flows are left
-/// out.
+/// Katran's method: it looks up the address that is served, takes the endpoint that the connection
+/// had last from an LRU table, or else from the ring of hashes, looks up that one's address, and
+/// writes an outer header. It has no states; its counters, its check of an ended UDP stream and its
+/// second table for other hosts' flows are left out.
 #[xdp(frags)]
 pub fn katran_xdp4(ctx: XdpContext) -> u32 {
     let md = ctx.ctx;

@@ -1,5 +1,5 @@
-//! The figures of the packet path: the usage of its maps, for which they need not be read, and the
-//! packets that were refused for want of a program.
+//! The figures of the packet path: the usage of its maps, from counters, without reading the maps,
+//! and the packets that were refused for want of a program.
 
 use std::time::SystemTime;
 

@@ -27,7 +27,7 @@ pub enum From {
 }
 
 impl From {
-    /// Whether a packet is what is decided about, rather than a call of a socket.
+    /// Whether the programs of packets decide, rather than those of socket calls.
     pub(super) const fn is_packet(self) -> bool {
         matches!(self, Self::External | Self::PodPacket)
     }

@@ -1,7 +1,7 @@
 //! The fields of KubeProxyConfiguration, v1alpha1: the flag that each of them sets, or the reason
 //! why it has no effect.
 //!
-//! As of Kubernetes 1.37:
+//! As of Kubernetes 1.36:
 //! <https://github.com/kubernetes/kubernetes/blob/v1.36.0/staging/src/k8s.io/kube-proxy/config/v1alpha1/types.go>
 
 /// A field of KubeProxyConfiguration.

@@ -48,14 +48,14 @@ pub fn enter<F: Family>(place: u32, tuple: &Tuple<F::Address>) {
     }
 }
 
-/// Returns the place of a request entry to the directory.
+/// Gives the place of a request entry back to the directory.
 #[inline(always)]
 pub fn leave<F: Family>(request: *const Flow<F::Address>) {
     // The key lies in the entry: the stack of a callback has no room for it.
     leave_place::<F>(borrow(place!(const request.device_or_place).cast()));
 }
 
-/// Returns a place as [`leave`] does. `place` lies on the stack or in a map: before Linux 6.2 an
+/// Gives a place back, as [`leave`] does. `place` lies on the stack or in a map: before Linux 6.2 an
 /// iterator's element cannot be a key.
 #[inline(always)]
 pub fn leave_place<F: Family>(place: &u32) {

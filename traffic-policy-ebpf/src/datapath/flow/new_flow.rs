@@ -197,8 +197,9 @@ global_functions! {
     insert_request6 => insert_request::<V6>;
 }
 
-/// Writes the ports of the request entry, and their difference, or what its packets travel in and
-/// whether replies come back.
+/// Writes the ports of the request entry, and into `port_delta` the difference of their sums. Of a
+/// direct flow `port_delta` says instead what its packets travel in, and `address_delta` whether
+/// replies come back through this node.
 #[inline(always)]
 fn note_ports<F: Family>() -> i32 {
     let Some(scratch) = F::scratch() else { return 0 };

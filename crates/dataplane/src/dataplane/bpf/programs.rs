@@ -175,7 +175,7 @@ impl Selection {
         of_its_kind && is_wanted && (self.mode != Mode::Tc || !is_xdp)
     }
 
-    /// Returns those of the programs in `jumps` that are needed, and of those that stand in.
+    /// Returns the programs of `jumps` and of `stand_ins` that are needed.
     fn of(
         self,
         jumps: &[(u32, &'static str)],
@@ -185,7 +185,7 @@ impl Selection {
     }
 }
 
-/// Whether a program is one of SCTP, that stands in for none.
+/// Whether a program is one of SCTP's own, not one that stands in for it.
 pub fn is_of_sctp(name: &str) -> bool {
     is_at(name, &[jump::SCTP, jump::SCTP_OUT, jump::SCTP_SPLIT])
 }

@@ -73,8 +73,9 @@ impl SweptTable {
         }
     }
 
-    /// Whether an entry with this key may have to be looked at. A look-up counts as use of a
-    /// socket, by which others give way to it.
+    /// Whether the sweep has to look at an entry with this key. Of sockets these are the forward
+    /// entries alone: their map is LRU, so a look-up would mark any other entry as used, and others
+    /// would be evicted in its place.
     fn counts(self, key: &[u8]) -> bool {
         self != Self::Sockets || key[offset_of!(SocketKey, forward)] != 0
     }

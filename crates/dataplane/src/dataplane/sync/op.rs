@@ -42,9 +42,9 @@ pub enum Op {
 }
 
 impl Op {
-    /// Whether the prefilter keeps bits that nothing needs any more. A frontend whose address joins
-    /// or leaves the node, which needs other bits then, does not count: the former ones cost some
-    /// packets a look-up, as they did before.
+    /// Whether this write leaves bits set in the prefilter that nothing needs any more. A frontend
+    /// that is rewritten because its address came to this node, or left it, does not count although
+    /// it needs other bits: the old ones cost some packets a look-up, as they did before.
     pub fn leaves_bits(&self) -> bool {
         matches!(self, Self::DeleteFrontend(_) | Self::ClusterIp(_, false) | Self::ServiceCidr(_, false))
     }

@@ -186,7 +186,7 @@ impl Pair {
     fn round(&mut self, effort: Effort, runs: &mut Runs) -> Result<()> {
         let Self { row, loaded, companion, other, windows: [own, others] } = self;
         let hook = row.hook;
-        // The run takes longer than one of the other CPU.
+        // Eight times as many packets as usual, so that this run outlasts one of the other CPU.
         let packets = (8 * effort.packets).next_multiple_of(own.len);
         let empty = loaded.run(Subject::Empty(hook), *own, packets)?.on_average;
         loaded.run(Subject::Ours(hook), *own, own.len)?;

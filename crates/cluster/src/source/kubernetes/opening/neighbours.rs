@@ -31,7 +31,8 @@ struct Seen {
 }
 
 impl Neighbours {
-    /// Looks at the Leases of these nodes. `lasting`: the time for which one counts that says none.
+    /// Looks at the Leases of these nodes. `lasting`: how long a Lease counts after its renewal if
+    /// it does not say that itself.
     pub(super) async fn look(
         &mut self,
         leases: &Leases,

@@ -30,7 +30,7 @@ const GOAL: Goal = Goal::TimesAtLeast(1.6);
 const FRONTS: [&str; 2] = ["xdp", "tc"];
 /// Packets of a run in which the CPU time of the node in front is measured.
 const PACKETS: u32 = 100_000;
-/// CPU time that a packet takes at the least, to receive it and to send it.
+/// The least CPU time for receiving and sending one packet.
 const LEAST: Duration = Duration::from_nanos(50);
 
 fn name(kind: Kind) -> String {
