@@ -49,7 +49,10 @@ pub use self::{
         REPLY_THROUGH_FRONT, TO_OWNER, WayBack, identification, is_outer_port, mac_key, number_of,
         outer_port, way,
     },
-    endpoint::{EndpointKey, SLOT_HELD, SLOT_L2, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE, SLOT_UDP, Slot},
+    endpoint::{
+        EndpointKey, REMOVED_FROM_OPENING, REMOVED_FROM_SERVICE, SLOT_HELD, SLOT_L2, SLOT_LOCAL, SLOT_OPENS,
+        SLOT_REMOTE, SLOT_UDP, Slot,
+    },
     event::{EventBucket, MonitorEvent},
     flow::{DeviceOrPlace, Flow, Head, Packets, Tail, Window, kind},
     flow_key::FlowKey,

@@ -63,7 +63,9 @@ pub use self::{
     local_delivery::LocalDelivery,
     maps::{
         Maps,
-        keys::{FromWire, FrontendId, RemovedEndpoint, ToWire, endpoint_key, from_wide, number, wide},
+        keys::{
+            FromWire, FrontendId, Removal, RemovedEndpoint, ToWire, endpoint_key, from_wide, number, wide,
+        },
         reader::MapInfo,
         words::Words,
     },

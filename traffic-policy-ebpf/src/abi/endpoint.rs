@@ -66,7 +66,14 @@ const _: () = assert!(
     SLOT_UDP as u64 == SLOT_OPENS as u64 * way::UDP && SLOT_L2 as u64 == SLOT_OPENS as u64 * way::BY_MAC
 );
 
-/// The key of `tp_removed_eps`: an endpoint that takes no more new flows of one Service port. It
+/// The value of an element of `tp_removed_eps` whose endpoint has left the Service port, or serves
+/// no more.
+pub const REMOVED_FROM_SERVICE: u32 = 1;
+/// The value of one whose node has stopped opening packets: of UDP, and of direct flows alone. Those
+/// of TCP end by themselves.
+pub const REMOVED_FROM_OPENING: u32 = 2;
+
+/// The key of `tp_removed_eps`: an endpoint whose flows of one Service port are to choose anew. It
 /// may still take flows of other Service ports.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]

@@ -20,7 +20,7 @@ use self::{
 };
 use super::maps::{
     Maps,
-    keys::{RemovedEndpoint, endpoint_key},
+    keys::{Removal, RemovedEndpoint, endpoint_key},
 };
 
 /// The pending sweeps, the one that is under way, and the endpoints whose flows they mark.
@@ -206,7 +206,12 @@ impl Sweeps {
         serving: impl Fn(&RemovedEndpoint) -> bool,
     ) {
         for endpoint in removed.iter().filter(|endpoint| !serving(endpoint)) {
-            if let Err(error) = maps.removed.insert(endpoint_key(endpoint), 1, 0) {
+            // An endpoint that has left its Service has left it for all flows.
+            let other = endpoint.other();
+            if endpoint.from == Removal::Opening && self.removed.contains(&other) {
+                continue;
+            }
+            if let Err(error) = maps.removed.insert(endpoint_key(endpoint), endpoint.from.value(), 0) {
                 if self.unnamed.is_empty() {
                     tracing::warn!(endpoint = %endpoint.endpoint, "flows of a removed endpoint stay for now: {error}");
                 }
@@ -215,11 +220,17 @@ impl Sweeps {
             }
             self.removed.insert(*endpoint);
             self.unmarked.insert(*endpoint);
-            if let Some(due) = &mut self.due {
-                due.remove(endpoint);
+            // They have one element in the map.
+            for held in [&mut self.removed, &mut self.unmarked, &mut self.failed, &mut self.unnamed] {
+                held.remove(&other);
             }
-            if let Some(Kind::Periodic { removed, .. }) = &mut self.under_way {
-                removed.remove(endpoint);
+            for named in [*endpoint, other] {
+                if let Some(due) = &mut self.due {
+                    due.remove(&named);
+                }
+                if let Some(Kind::Periodic { removed, .. }) = &mut self.under_way {
+                    removed.remove(&named);
+                }
             }
         }
     }

@@ -3,9 +3,10 @@
 use std::net::SocketAddr;
 
 use traffic_policy_cluster::model::Protocol;
-use traffic_policy_dataplane::{MapSizes, RemovedEndpoint, Sweeper, endpoint_key, enter_milestones};
+use traffic_policy_dataplane::{MapSizes, Removal, RemovedEndpoint, Sweeper, endpoint_key, enter_milestones};
+use traffic_policy_ebpf::abi::kind;
 use traffic_policy_ebpf::tcp::{MARKED, REMOVED, Timeouts};
-use traffic_policy_testing::harness::{self, FlowEntry, Frontend, Harness, SIZES, Setup, Spot};
+use traffic_policy_testing::harness::{self, FlowEntry, Frontend, Harness, Hook, SIZES, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
 use crate::dialogue::{Dialogue, everywhere, everywhere_tcp, everywhere_udp};
@@ -169,7 +170,7 @@ fn a_reply_entry_that_nobody_names_goes() {
 /// The record of an endpoint that left the Service port with this index.
 fn removed_from(terms: Terms, service: u32, endpoint: SocketAddr) -> RemovedEndpoint {
     let protocol = if terms.tcp { Protocol::Tcp } else { Protocol::Udp };
-    RemovedEndpoint { service, endpoint, protocol }
+    RemovedEndpoint { service, endpoint, protocol, from: Removal::Service }
 }
 
 #[test]
@@ -209,6 +210,37 @@ fn removed_endpoints_are_marked_and_no_others() {
         for dialogue in dialogues {
             let (request, _) = dialogue.entries(harness);
             assert_eq!(request.state & REMOVED != 0, request.new_to == removed);
+        }
+    });
+}
+
+/// Where the endpoint's node opens no packets any more, direct flows alone are to choose anew.
+#[test]
+fn direct_flows_alone_leave_a_node_that_opens_no_more() {
+    harness::with(|harness| {
+        for terms in Terms::all().filter(|terms| terms.hook == Hook::Ingress && !terms.tcp) {
+            for direct in [false, true] {
+                let frontend = Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::Near, ENDPOINT_PORT)]);
+                harness.set_up(&Setup::of(if direct { frontend.direct() } else { frontend }));
+                let outcome = if direct { "forwarded-direct" } else { "forwarded" };
+                harness.run(terms.hook, &terms.request(VIP)).expect(outcome);
+                let state = |harness: &mut Harness| {
+                    let flows = harness.flows(terms.family).into_iter();
+                    flows.filter(|flow| flow.kind != kind::REPLY).map(|flow| flow.state).collect::<Vec<_>>()
+                };
+                let before = state(harness);
+                let (address, port) = terms.at((Spot::Near, ENDPOINT_PORT));
+                let gone = RemovedEndpoint {
+                    from: Removal::Opening,
+                    ..removed_from(terms, 1, SocketAddr::new(address, port))
+                };
+                harness.tables.removed.insert(endpoint_key(&gone), gone.from.value(), 0).unwrap();
+                harness.sweep(&mut sweeper(), true);
+                let marked = if direct { REMOVED } else { 0 };
+                assert_eq!(state(harness), before.iter().map(|state| state | marked).collect::<Vec<_>>());
+                harness.put(1, &Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::Near, ENDPOINT_PORT)]));
+                harness.run(terms.hook, &terms.request(VIP)).expect("forwarded");
+            }
         }
     });
 }

@@ -3,6 +3,7 @@
 //! with, by TC and by XDP in front.
 
 use std::collections::BTreeMap;
+use std::net::UdpSocket;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -10,8 +11,8 @@ use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::Cluster;
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::lease;
-use traffic_policy_testing::pace::until;
-use traffic_policy_testing::traffic::HeldConnections;
+use traffic_policy_testing::pace::{scaled, until};
+use traffic_policy_testing::traffic::{Answer, HeldConnections};
 
 use super::{NODE_PORT, PATIENCE, service};
 
@@ -212,6 +213,41 @@ fn a_deleted_service_cuts_no_connection_within_ip() {
 #[test]
 fn a_deleted_service_cuts_no_connection_within_udp() {
     a_deleted_service_cuts_no_connection("udp,ipip");
+}
+
+/// A node whose Lease is gone opens packets no longer, or is about to: a client that sends datagrams
+/// without a pause, from one port, gets to an endpoint by SNAT, while connections keep their way.
+#[test]
+fn datagrams_choose_anew_once_their_node_opens_no_more() {
+    let mut scene = Scene::start(["direct"; 2]);
+    scene.hold(["direct"; 2]);
+    let client = scene.cluster.lab.client().netns();
+    let sockets = Family::BOTH.map(|family| {
+        let to = scene.cluster.at(1, family, NODE_PORT);
+        let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let socket = client.run(|| UdpSocket::bind(any)).unwrap();
+        socket.connect(to).unwrap();
+        socket.set_read_timeout(Some(scaled(PAUSE))).unwrap();
+        socket
+    });
+    // The client's addresses as its pods see them, of the datagrams that are answered.
+    let seen = || {
+        sockets.each_ref().map(|socket| {
+            let mut answer = [0; 512];
+            socket.send(b"who").unwrap();
+            let length = socket.recv(&mut answer).ok()?;
+            Answer::parse(&String::from_utf8_lossy(&answer[..length])).ok().map(|answer| answer.client.ip())
+        })
+    };
+    let as_itself = Family::BOTH.map(|family| Some(scene.cluster.lab.client().address(family)));
+    let as_front = Family::BOTH.map(|family| Some(scene.cluster.lab.node(1).address(family)));
+    until("both are forwarded directly", PATIENCE, || seen() == as_itself);
+    let all = leases(&scene.cluster);
+    let fronts = FRONTS.map(|front| all[front - 1].clone());
+    scene.cluster.manifests.write("leases", &fronts).unwrap();
+    until("both are forwarded by SNAT", PATIENCE, || seen() == as_front);
+    scene.cluster.manifests.write("leases", &all).unwrap();
+    scene.finish();
 }
 
 /// Each agent in front is started again with every other flag, in the end all agents are.

@@ -10,8 +10,8 @@ use core::{mem::MaybeUninit, ptr};
 use aya_ebpf::{bindings::seq_file, cty::c_void, helpers::bpf_seq_write};
 use traffic_policy_ebpf::{
     abi::{
-        Address, EndpointKey, Flow, FlowKey, PROTOCOL_UDP, SocketKey, Sweep, TranslatedSocket, Tuple, kind,
-        mark,
+        Address, EndpointKey, Flow, FlowKey, PROTOCOL_UDP, REMOVED_FROM_OPENING, SocketKey, Sweep,
+        TranslatedSocket, Tuple, kind, mark,
     },
     tcp::{ASSURED, MARKED, REMOVED, RST, class},
 };
@@ -39,7 +39,10 @@ fn is_removed<F: Family>(request: &Flow<F::Address>, protocol: u32) -> bool {
         ipv6: F::V6 as u8,
         service: request.service,
     };
-    Table::of(&raw const maps::REMOVED_ENDPOINTS).lookup::<_, u32>(&endpoint).is_some()
+    match Table::of(&raw const maps::REMOVED_ENDPOINTS).lookup::<_, u32>(&endpoint) {
+        Some(from) => load(from) != REMOVED_FROM_OPENING || request.kind == kind::DIRECT,
+        None => false,
+    }
 }
 
 /// The counter of a protocol's unassured flows.
@@ -157,7 +160,9 @@ pub fn socket_entry(sweep: *mut Sweep, key: *const SocketKey, socket: *mut Trans
         ipv6: ipv6 as u8,
         service: get!(socket.service),
     };
-    if Table::of(&raw const maps::REMOVED_ENDPOINTS).lookup::<_, u32>(&endpoint).is_some() {
+    if let Some(from) = Table::of(&raw const maps::REMOVED_ENDPOINTS).lookup::<_, u32>(&endpoint)
+        && load(from) != REMOVED_FROM_OPENING
+    {
         set!(socket.used = 0);
     }
     false

@@ -3,8 +3,8 @@
 
 use traffic_policy_ebpf::{
     abi::{
-        Address, AffinityLookup, EndpointKey, LocalNode, NO_SERVICE, Port, Slot, TranslatedSocket, frontend,
-        frontend_kind, scope, step,
+        Address, AffinityLookup, EndpointKey, LocalNode, NO_SERVICE, Port, REMOVED_FROM_OPENING, Slot,
+        TranslatedSocket, frontend, frontend_kind, scope, step,
     },
     hash,
     outcome::Outcome,
@@ -16,6 +16,7 @@ use crate::datapath::{
     lb::{Client, List, Refusal, Target, affinity, select},
     maps::{LOCAL_NODE, REMOVED_ENDPOINTS, Table},
     prefilter, trace,
+    value::load,
 };
 
 /// The input of the Service look-up for a socket call.
@@ -223,7 +224,8 @@ fn is_continued<F: Family>(query: &Query<F::Address>, target: &Target<F::Address
         ipv6: F::V6 as u8,
         service,
     };
-    Table::of(&raw const REMOVED_ENDPOINTS).lookup::<_, u32>(&endpoint).is_none()
+    let removed = Table::of(&raw const REMOVED_ENDPOINTS).lookup::<_, u32>(&endpoint);
+    removed.is_none_or(|from| load(from) == REMOVED_FROM_OPENING)
 }
 
 /// Returns the place of this conversation's endpoint within the list, [`affinity::NONE`] without

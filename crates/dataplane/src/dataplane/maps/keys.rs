@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use traffic_policy_cluster::model::{Endpoint, Protocol};
 use traffic_policy_ebpf::abi::{
     Address, Address4, Address6, DeviceInfo, EndpointKey, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Port,
-    SLOT_LOCAL, SLOT_REMOTE, Slot, SourceRange, WideAddress,
+    REMOVED_FROM_OPENING, REMOVED_FROM_SERVICE, SLOT_LOCAL, SLOT_REMOTE, Slot, SourceRange, WideAddress,
 };
 
 use super::reader::Reader;
@@ -30,13 +30,54 @@ pub struct Source {
     pub range: IpNet,
 }
 
-/// An endpoint that no longer serves a Service port.
+/// What an endpoint does no longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Removal {
+    /// It serves its Service port no longer.
+    Service,
+    /// Its node opens no packets any more: flows of UDP that are forwarded directly choose anew.
+    /// Their client may send for ever, while a connection of TCP ends.
+    Opening,
+}
+
+impl Removal {
+    /// The value in `tp_removed_eps`.
+    pub const fn value(self) -> u32 {
+        match self {
+            Self::Service => REMOVED_FROM_SERVICE,
+            Self::Opening => REMOVED_FROM_OPENING,
+        }
+    }
+
+    /// Reads a value of `tp_removed_eps`.
+    pub const fn of(value: u32) -> Self {
+        if value == REMOVED_FROM_OPENING { Self::Opening } else { Self::Service }
+    }
+
+    const fn other(self) -> Self {
+        match self {
+            Self::Service => Self::Opening,
+            Self::Opening => Self::Service,
+        }
+    }
+}
+
+/// An endpoint whose flows of a Service port are to choose anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RemovedEndpoint {
     /// The index of the Service port.
     pub service: u32,
     pub endpoint: SocketAddr,
     pub protocol: Protocol,
+    pub from: Removal,
+}
+
+impl RemovedEndpoint {
+    /// Returns the one with the same key in `tp_removed_eps`.
+    #[must_use]
+    pub const fn other(self) -> Self {
+        Self { from: self.from.other(), ..self }
+    }
 }
 
 /// The conversion of an address of one family to the form of the maps.

@@ -10,7 +10,7 @@ use crate::dataplane::{
     config::IdleTimes,
     heartbeat,
     maps::{
-        keys::RemovedEndpoint,
+        keys::{Removal, RemovedEndpoint},
         mmap::{heartbeat::hz, table_usage::full_at},
         prefilter::Needed,
     },
@@ -95,7 +95,10 @@ impl FlowSweeps for Dataplane {
         if !self.sweeps.synced {
             return BTreeSet::new();
         }
-        self.sweeps.removed.iter().filter(|removed| removed.protocol == Protocol::Udp).copied().collect()
+        let is_over = |removed: &&RemovedEndpoint| {
+            removed.protocol == Protocol::Udp && removed.from == Removal::Service
+        };
+        self.sweeps.removed.iter().filter(is_over).copied().collect()
     }
 }
 

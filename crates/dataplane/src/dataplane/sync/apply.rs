@@ -24,7 +24,7 @@ use super::op::{Held, Op};
 use crate::dataplane::maps::{
     Family, Maps,
     keys::{
-        self, FromWire, FrontendId, RemovedEndpoint, ToWire, from_wide, from_words, number, source,
+        self, FromWire, FrontendId, Removal, RemovedEndpoint, ToWire, from_wide, from_words, number, source,
         source_key, to_words,
     },
     prefilter::Needed,
@@ -92,11 +92,15 @@ fn protocol(number: u16) -> Result<Protocol> {
 
 /// Returns the endpoints whose flows an earlier agent was marking when it stopped.
 pub fn removed(maps: &Maps) -> Result<BTreeSet<RemovedEndpoint>> {
-    let endpoint = |key: EndpointKey| {
+    let endpoint = |(key, value): (EndpointKey, u32)| {
         let endpoint = SocketAddr::new(from_wide(key.address, key.ipv6 != 0), key.port.to_host());
-        Ok(RemovedEndpoint { service: key.service, endpoint, protocol: protocol(key.protocol.into())? })
+        let protocol = protocol(key.protocol.into())?;
+        Ok(RemovedEndpoint { service: key.service, endpoint, protocol, from: Removal::of(value) })
     };
-    maps.removed.keys().map(|key| endpoint(key.context("reading the removed endpoints failed")?)).collect()
+    maps.removed
+        .iter()
+        .map(|entry| endpoint(entry.context("reading the removed endpoints failed")?))
+        .collect()
 }
 
 /// Returns the bits of the prefilter that these writes need.

@@ -13,7 +13,7 @@ mod usage;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -38,7 +38,19 @@ use super::{
     ranges::Ranges,
     tables::{ReadTable, Table, Tables},
 };
-use crate::dataplane::maps::keys::{FrontendId, RemovedEndpoint};
+use crate::dataplane::maps::keys::{FrontendId, Removal, RemovedEndpoint};
+
+/// Whether the endpoint's node opens packets, of new flows or of connections that go on alone.
+fn is_opened(endpoint: &Endpoint) -> bool {
+    endpoint.opens.or(endpoint.held).is_some()
+}
+
+/// Returns the endpoints that may have direct flows of UDP.
+fn directly(key: &ServicePortKey, port: &ServicePort) -> impl Iterator<Item = SocketAddr> {
+    let is_direct = key.protocol == Protocol::Udp && port.forwarding.is_direct();
+    let endpoints = if is_direct { port.cluster.as_slice() } else { &[] };
+    endpoints.iter().filter(|endpoint| is_opened(endpoint)).map(|endpoint| endpoint.address)
+}
 
 /// The written state, and the free entries.
 #[derive(Debug)]
@@ -122,8 +134,14 @@ impl Planner {
             for range in [frontend.cluster, frontend.local].into_iter().filter(|range| range.len > 0) {
                 let (service, protocol) = (frontend.service, id.protocol);
                 let endpoints = held.slots.get(&(id.address.is_ipv6(), range.base)).into_iter().flatten();
-                let endpoints = endpoints.map(|endpoint| endpoint.address);
-                found.extend(endpoints.map(|endpoint| RemovedEndpoint { service, endpoint, protocol }));
+                for endpoint in endpoints {
+                    let from = Removal::Service;
+                    let all = RemovedEndpoint { service, endpoint: endpoint.address, protocol, from };
+                    found.insert(all);
+                    if protocol == Protocol::Udp && is_opened(endpoint) {
+                        found.insert(all.other());
+                    }
+                }
             }
         }
         let frontends = held.frontends.iter().map(|(id, frontend)| (id.address.is_ipv6(), frontend));
@@ -169,12 +187,10 @@ impl Planner {
                 };
                 given_up.extend(ids(key, &applied.port).filter(owned));
                 let (service, protocol) = (applied.index, key.protocol);
-                let serving = applied.port.serving.iter();
-                before.extend(serving.map(|endpoint| RemovedEndpoint {
-                    service,
-                    endpoint: *endpoint,
-                    protocol,
-                }));
+                let named =
+                    |from| move |endpoint: SocketAddr| RemovedEndpoint { service, endpoint, protocol, from };
+                before.extend(applied.port.serving.iter().copied().map(named(Removal::Service)));
+                before.extend(directly(key, &applied.port).map(named(Removal::Opening)));
             }
         }
         if self.first {
@@ -242,7 +258,22 @@ impl Planner {
         }
         plan.ops.append(&mut plan.last);
         self.first = false;
-        plan.removed = before.into_iter().filter(|endpoint| !self.is_serving(endpoint)).collect();
+        // Not asked one by one, by `is_serving`: a list may have thousands of endpoints.
+        let mut opened = HashSet::new();
+        for key in &keys {
+            if let Some(applied) = self.ports.get(*key) {
+                opened.extend(directly(key, &applied.port).map(|endpoint| (applied.index, endpoint)));
+            }
+        }
+        plan.removed = before
+            .into_iter()
+            .filter(|removed| match removed.from {
+                Removal::Service => !self.is_serving(removed),
+                Removal::Opening => {
+                    !opened.contains(&(removed.service, removed.endpoint)) && !self.is_serving(removed)
+                }
+            })
+            .collect();
         plan
     }
 
@@ -266,10 +297,21 @@ impl Planner {
         self.ports.get(key).map(|applied| applied.index)
     }
 
-    /// Whether the Service port names the endpoint as serving again, or still.
-    pub fn is_serving(&self, endpoint: &RemovedEndpoint) -> bool {
-        let owner = self.owners.get(&endpoint.service).and_then(|key| self.ports.get(key));
-        owner.is_some_and(|owner| owner.port.serving.contains(&endpoint.endpoint))
+    /// Whether the endpoint does again, or still, what it was named for: for that of a direct flow,
+    /// whether its node opens packets. Where the Service port is not forwarded directly any more,
+    /// flows keep the way that they began with; and what has left the Service altogether is named
+    /// for that.
+    pub fn is_serving(&self, removed: &RemovedEndpoint) -> bool {
+        let owner = self.owners.get(&removed.service).and_then(|key| self.ports.get(key));
+        let serves = owner.is_some_and(|owner| owner.port.serving.contains(&removed.endpoint));
+        match (removed.from, owner) {
+            (Removal::Service, _) => serves,
+            (Removal::Opening, Some(owner)) if serves && owner.port.forwarding.is_direct() => {
+                let found = owner.port.cluster.iter().find(|endpoint| endpoint.address == removed.endpoint);
+                found.is_some_and(is_opened)
+            }
+            (Removal::Opening, _) => true,
+        }
     }
 
     fn apply(

@@ -214,6 +214,58 @@ fn takeover_finds_what_changed_meanwhile() {
     assert_eq!(removed, [(index, "10.0.0.1:80".to_owned()), (other, "10.0.0.3:80".to_owned())]);
 }
 
+/// Clients of datagrams may send for ever, and hear of nothing: their direct flows choose anew once
+/// the endpoint's node opens no packets. Connections end by themselves.
+#[test]
+fn direct_datagrams_leave_endpoints_whose_node_opens_no_more() {
+    use traffic_policy_cluster::model::{Dispatch, Forwarding};
+    let [opens, held, closed] = [(Some(Dispatch::Ipip), None), (None, Some(Dispatch::Udp)), (None, None)]
+        .map(|(opens, held)| Endpoint { remote: true, opens, held, ..endpoint("10.0.1.1:80", false) });
+    let other = Endpoint { address: "10.0.1.2:80".parse().unwrap(), ..opens };
+    for (protocol, [before, after], now, removed) in [
+        (Protocol::Udp, [Forwarding::Direct, Forwarding::Direct], Some(closed), true),
+        (Protocol::Udp, [Forwarding::Tunnel, Forwarding::Tunnel], Some(closed), true),
+        (Protocol::Udp, [Forwarding::Direct, Forwarding::Direct], Some(held), false),
+        (Protocol::Tcp, [Forwarding::Direct, Forwarding::Direct], Some(closed), false),
+        (Protocol::Udp, [Forwarding::Direct, Forwarding::Snat], Some(closed), false),
+        (Protocol::Udp, [Forwarding::Snat, Forwarding::Snat], Some(closed), false),
+    ] {
+        let mut node = Node::new();
+        let key = ServicePortKey { protocol, ..key("a") };
+        let mut set = |forwarding, endpoints: &[Endpoint]| {
+            let port = ServicePort { forwarding, ..port(A, Policy::Cluster, endpoints) };
+            node.desired.ports.insert(key.clone(), port.into());
+            let removed = node.plan(std::slice::from_ref(&key)).removed;
+            let again = |planner: &Planner| removed.iter().map(|one| planner.is_serving(one)).collect();
+            let again: Vec<bool> = again(&node.planner);
+            (removed, again)
+        };
+        let _ = set(before, &[opens, other]);
+        let (found, again) = set(after, &now.into_iter().chain([other]).collect::<Vec<_>>());
+        let found: Vec<_> = found.iter().map(|removed| (removed.endpoint, removed.from)).collect();
+        let expected = removed.then_some((opens.address, Removal::Opening));
+        assert_eq!(found, expected.into_iter().collect::<Vec<_>>(), "{protocol:?} {before:?} {after:?}");
+        assert!(again.iter().all(|serves| !serves));
+        assert!(set(before, &[opens, other]).0.is_empty(), "it opens again");
+    }
+}
+
+/// One that leaves its Service has left it for all flows.
+#[test]
+fn what_leaves_its_service_is_not_named_twice() {
+    use traffic_policy_cluster::model::{Dispatch, Forwarding};
+    let opens = Endpoint { remote: true, opens: Some(Dispatch::Ipip), ..endpoint("10.0.1.1:80", false) };
+    let key = ServicePortKey { protocol: Protocol::Udp, ..key("a") };
+    let mut node = Node::new();
+    for endpoints in [&[opens][..], &[]] {
+        let port = ServicePort { forwarding: Forwarding::Direct, ..port(A, Policy::Cluster, endpoints) };
+        node.desired.ports.insert(key.clone(), port.into());
+        let removed = node.plan(std::slice::from_ref(&key)).removed;
+        let from: Vec<_> = removed.iter().map(|removed| removed.from).collect();
+        assert_eq!(from, if endpoints.is_empty() { vec![Removal::Service] } else { vec![] });
+    }
+}
+
 #[test]
 fn an_endpoint_of_two_services_is_removed_for_the_one_that_loses_it() {
     let one = [endpoint("10.0.1.1:80", false)];
@@ -222,7 +274,8 @@ fn an_endpoint_of_two_services_is_removed_for_the_one_that_loses_it() {
     let _ = node.set("b", Some(port(B, Policy::Cluster, &one)));
     let removed = |service| {
         let endpoint = one[0].address;
-        BTreeSet::from([RemovedEndpoint { service, endpoint, protocol: Protocol::Tcp }])
+        let (protocol, from) = (Protocol::Tcp, Removal::Service);
+        BTreeSet::from([RemovedEndpoint { service, endpoint, protocol, from }])
     };
     let (a, b) = (node.frontend(A).service, node.frontend(B).service);
     assert_eq!(node.set("a", None).removed, removed(a));
