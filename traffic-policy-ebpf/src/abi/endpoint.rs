@@ -69,8 +69,8 @@ const _: () = assert!(
 /// The value of an element of `tp_removed_eps` whose endpoint has left the Service port, or serves
 /// no more.
 pub const REMOVED_FROM_SERVICE: u32 = 1;
-/// The value of one whose node has stopped opening packets: of UDP, and of direct flows alone. Those
-/// of TCP end by themselves.
+/// The value of one whose node has stopped opening packets: of UDP, and of direct flows alone.
+/// Those of TCP end by themselves.
 pub const REMOVED_FROM_OPENING: u32 = 2;
 
 /// The key of `tp_removed_eps`: an endpoint whose flows of one Service port are to choose anew. It

@@ -1,7 +1,7 @@
 //! The program that opens replies which other nodes have sent within outer packets to this one, the
-//! node in front (`--forwarding tunnel`), and sends them to the client. While there is the frontend,
-//! no flow is looked up: what was inside says all, so a reply may come back through any node in
-//! front.
+//! node in front (`--forwarding tunnel`), and sends them to the client. While there is the
+//! frontend, no flow is looked up: what was inside says all, so a reply may come back through any
+//! node in front.
 //!
 //! ```text
 //! outer: node of the endpoint → this node     inner: frontend → client

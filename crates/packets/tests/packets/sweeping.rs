@@ -214,7 +214,7 @@ fn removed_endpoints_are_marked_and_no_others() {
     });
 }
 
-/// Where the endpoint's node opens no packets any more, direct flows alone are to choose anew.
+/// Direct flows alone are to choose anew, once the endpoint's node opens no packets any more.
 #[test]
 fn direct_flows_alone_leave_a_node_that_opens_no_more() {
     harness::with(|harness| {

@@ -215,8 +215,9 @@ fn a_deleted_service_cuts_no_connection_within_udp() {
     a_deleted_service_cuts_no_connection("udp,ipip");
 }
 
-/// A node whose Lease is gone opens packets no longer, or is about to: a client that sends datagrams
-/// without a pause, from one port, gets to an endpoint by SNAT, while connections keep their way.
+/// A node whose Lease is gone opens packets no longer, or is about to: a client that sends
+/// datagrams without a pause, from one port, gets to an endpoint by SNAT, while connections keep
+/// their way.
 #[test]
 fn datagrams_choose_anew_once_their_node_opens_no_more() {
     let mut scene = Scene::start(["direct"; 2]);

@@ -55,8 +55,8 @@ pub fn leave<F: Family>(request: *const Flow<F::Address>) {
     leave_place::<F>(borrow(place!(const request.device_or_place).cast()));
 }
 
-/// Gives a place back, as [`leave`] does. `place` lies on the stack or in a map: before Linux 6.2 an
-/// iterator's element cannot be a key.
+/// Gives a place back, as [`leave`] does. `place` lies on the stack or in a map: before Linux 6.2
+/// an iterator's element cannot be a key.
 #[inline(always)]
 pub fn leave_place<F: Family>(place: &u32) {
     if let Some(held) = F::directory().lookup::<u32, Tuple<F::Address>>(place) {

@@ -23,7 +23,8 @@ impl Leaving {
         self.0.extend(elements.into_iter().map(|(key, target)| (key, (target, now))));
     }
 
-    /// Notes the elements in the map of an earlier agent: addresses, and of Service ports only these.
+    /// Notes the elements in the map of an earlier agent: addresses, and those of these Service
+    /// ports.
     pub(super) fn found(&mut self, held: &BTreeMap<Place, Target>, indices: &BTreeSet<u32>, now: Instant) {
         let stays = |index: u32| index == NO_SERVICE || indices.contains(&index);
         for (key, target) in held.iter().filter(|((_, index), _)| stays(*index)) {

@@ -30,7 +30,7 @@ pub struct Source {
     pub range: IpNet,
 }
 
-/// What an endpoint does no longer.
+/// The reason for which flows to an endpoint are to choose anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Removal {
     /// It serves its Service port no longer.
