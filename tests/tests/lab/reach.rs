@@ -6,7 +6,7 @@ use std::time::Duration;
 use traffic_policy_testing::capture::Capture;
 use traffic_policy_testing::lab::{Family, Lab, LabBuilder};
 use traffic_policy_testing::netns::Namespace;
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::{scaled, until};
 use traffic_policy_testing::traffic::connections::ask_from;
 use traffic_policy_testing::traffic::server::Identity;
 use traffic_policy_testing::traffic::{Faults, Ledger, Outcome, Probe, Server};
@@ -153,10 +153,11 @@ fn a_gateway_with_another_mac_announces_it() {
     }
     let before = gateways.map(|gateway| known(node.netns(), gateway).unwrap().unwrap());
     let mac = lab.router_change_mac(true).unwrap();
-    std::thread::sleep(Duration::from_millis(100));
     for (gateway, before) in gateways.into_iter().zip(before) {
         assert_ne!(before, mac);
-        assert_eq!(known(node.netns(), gateway).unwrap(), Some(mac), "{gateway}");
+        until(&format!("{gateway} is announced"), SOON, || {
+            known(node.netns(), gateway).unwrap() == Some(mac)
+        });
         node.netns().ping(lab.client().address(Family::V4), scaled(SOON)).unwrap();
     }
     lab.flush_neighbours().unwrap();

@@ -10,8 +10,8 @@
 //! A packet is opened only if its outer source is an address of a node, its outer destination one
 //! of this node, and what is inside comes from a frontend of this node whose replies are opened, or
 //! is an ICMP error about a request to one, or belongs to an open flow of a frontend that is gone;
-//! every other one is left alone. What was opened is sent
-//! by the route to the client, and never handed to the stack.
+//! every other one is left alone. What was opened is sent by the route to the client, and never
+//! handed to the stack.
 
 use core::ptr;
 

@@ -26,7 +26,7 @@ use super::{
     Dataplane,
     bpf::pins::{self, Pins},
     maps::{
-        keys::{self, FromWire, FrontendId, RemovedEndpoint},
+        keys::{self, FromWire, FrontendId, Removal, RemovedEndpoint},
         mmap::{config, heartbeat},
         reader::Reader,
     },
@@ -170,7 +170,7 @@ impl ConnectionAdoption for Dataplane {
             // A connection can outlive its Service.
             let service = frontend.map(|frontend| frontend.service);
             let service = service.or_else(|| known.contains_key(&id).then_some(0));
-            let removed = |endpoint: &RemovedEndpoint| !planner.is_serving(endpoint);
+            let removed = |endpoint: &RemovedEndpoint| !planner.is_serving(endpoint, Removal::Service);
             if tables.adopt(connection, service, removed, last, &mut pass.adopted)? {
                 known.insert(id, *connection);
                 pass.live.insert(id);

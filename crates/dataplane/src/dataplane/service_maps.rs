@@ -96,7 +96,7 @@ impl ServiceMaps for Dataplane {
         self.needs_prune |= plan.ops.iter().any(Op::leaves_bits);
         // Endpoints are named before the maps forget them, so that an agent that is killed here
         // leaves a record for the next one.
-        let serving = |endpoint: &RemovedEndpoint| self.planner.is_serving(endpoint);
+        let serving = |endpoint: &RemovedEndpoint, from| self.planner.is_serving(endpoint, from);
         failed = failed.or(self.sweeps.forget_serving(&mut self.maps, serving).err());
         self.sweeps.name(&mut self.maps, &plan.removed, serving);
         for op in &plan.ops {

@@ -15,7 +15,7 @@ use traffic_policy_ebpf::abi::{SocketKey, TranslatedSocket};
 use super::{
     Dataplane,
     bpf::{attach::cgroup, pins::Pins},
-    maps::keys::{Removal, RemovedEndpoint, from_wide},
+    maps::keys::{RemovedEndpoint, from_wide},
 };
 
 /// Reads the table of connected UDP sockets, in another thread: the table may be long. Returns the
@@ -52,8 +52,8 @@ fn connected(
     let mut found: Vec<BTreeMap<u64, SocketAddr>> = Vec::new();
     for entry in table {
         let (key, socket) = entry.context("reading the table of sockets failed")?;
-        let (endpoint, protocol, from) = (peer(&key), Protocol::Udp, Removal::Service);
-        if !endpoints.contains(&RemovedEndpoint { service: socket.service, endpoint, protocol, from }) {
+        let (endpoint, protocol) = (peer(&key), Protocol::Udp);
+        if !endpoints.contains(&RemovedEndpoint { service: socket.service, endpoint, protocol }) {
             continue;
         }
         match found.iter_mut().find(|map| !map.contains_key(&key.cookie)) {

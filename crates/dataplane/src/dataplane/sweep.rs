@@ -8,7 +8,7 @@ pub mod sweeper;
 pub mod sweeps;
 mod walk;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result};
 use aya::Ebpf;
@@ -28,7 +28,7 @@ use super::maps::{
 pub struct Sweeps {
     sweeper: Sweeper,
     /// The endpoints in `tp_removed_eps`, whose flows are being marked.
-    removed: BTreeSet<RemovedEndpoint>,
+    removed: BTreeMap<RemovedEndpoint, Removal>,
     /// The result of the last periodic sweep: IPv4, IPv6.
     found: [Found; 2],
     room: Room,
@@ -40,7 +40,7 @@ pub struct Sweeps {
     /// The endpoints of a marking sweep that failed: it is retried with the next tick.
     failed: BTreeSet<RemovedEndpoint>,
     /// The endpoints that the maps had no room to name.
-    unnamed: BTreeSet<RemovedEndpoint>,
+    unnamed: BTreeMap<RemovedEndpoint, Removal>,
     /// The endpoints that had been named when a periodic sweep became due; `None` if none is due.
     due: Option<BTreeSet<RemovedEndpoint>>,
     /// The number of periodic sweeps that followed another at once because the table is nearly
@@ -73,16 +73,16 @@ pub struct Swept {
 impl Sweeps {
     /// Creates the state. `removed`: the endpoints that an earlier agent had named; `full_at`: the
     /// current value of [`traffic_policy_ebpf::abi::TableUsage::full_at`].
-    pub fn new(sweeper: Sweeper, removed: BTreeSet<RemovedEndpoint>, full_at: u32) -> Self {
+    pub fn new(sweeper: Sweeper, removed: BTreeMap<RemovedEndpoint, Removal>, full_at: u32) -> Self {
         Self {
             sweeper,
-            unmarked: removed.clone(),
+            unmarked: removed.keys().copied().collect(),
             removed,
             found: Default::default(),
             room: Room::new(full_at),
             synced: false,
             failed: BTreeSet::new(),
-            unnamed: BTreeSet::new(),
+            unnamed: BTreeMap::new(),
             due: None,
             hurried: 0,
             marked_last: false,
@@ -101,7 +101,7 @@ impl Sweeps {
     }
 
     /// Returns the endpoints whose flows are being marked.
-    pub fn removed(&self) -> &BTreeSet<RemovedEndpoint> {
+    pub fn removed(&self) -> &BTreeMap<RemovedEndpoint, Removal> {
         &self.removed
     }
 
@@ -121,7 +121,7 @@ impl Sweeps {
     /// Makes the next sweep a periodic one.
     pub fn request(&mut self) {
         self.unmarked.append(&mut self.failed);
-        self.due = Some(self.removed.clone());
+        self.due = Some(self.removed.keys().copied().collect());
     }
 
     /// Runs a piece of the sweep, in fractions of a millisecond; returns the result of a periodic
@@ -135,7 +135,7 @@ impl Sweeps {
         &mut self,
         object: &Ebpf,
         maps: &mut Maps,
-        serving: impl Fn(&RemovedEndpoint) -> bool,
+        serving: impl Fn(&RemovedEndpoint, Removal) -> bool,
     ) -> Result<Option<Swept>> {
         if self.under_way.is_none() && !self.begin() {
             return Ok(None);
@@ -202,35 +202,25 @@ impl Sweeps {
     pub fn name(
         &mut self,
         maps: &mut Maps,
-        removed: &BTreeSet<RemovedEndpoint>,
-        serving: impl Fn(&RemovedEndpoint) -> bool,
+        removed: &BTreeMap<RemovedEndpoint, Removal>,
+        serving: impl Fn(&RemovedEndpoint, Removal) -> bool,
     ) {
-        for endpoint in removed.iter().filter(|endpoint| !serving(endpoint)) {
-            // An endpoint that has left its Service has left it for all flows.
-            let other = endpoint.other();
-            if endpoint.from == Removal::Opening && self.removed.contains(&other) {
-                continue;
-            }
-            if let Err(error) = maps.removed.insert(endpoint_key(endpoint), endpoint.from.value(), 0) {
+        for (endpoint, from) in removed.iter().filter(|(endpoint, from)| !serving(endpoint, **from)) {
+            let from = self.removed.get(endpoint).map_or(*from, |held| *from.min(held));
+            if let Err(error) = maps.removed.insert(endpoint_key(endpoint), from.value(), 0) {
                 if self.unnamed.is_empty() {
                     tracing::warn!(endpoint = %endpoint.endpoint, "flows of a removed endpoint stay for now: {error}");
                 }
-                self.unnamed.insert(*endpoint);
+                self.unnamed.insert(*endpoint, from);
                 continue;
             }
-            self.removed.insert(*endpoint);
+            self.removed.insert(*endpoint, from);
             self.unmarked.insert(*endpoint);
-            // They have one element in the map.
-            for held in [&mut self.removed, &mut self.unmarked, &mut self.failed, &mut self.unnamed] {
-                held.remove(&other);
+            if let Some(due) = &mut self.due {
+                due.remove(endpoint);
             }
-            for named in [*endpoint, other] {
-                if let Some(due) = &mut self.due {
-                    due.remove(&named);
-                }
-                if let Some(Kind::Periodic { removed, .. }) = &mut self.under_way {
-                    removed.remove(&named);
-                }
+            if let Some(Kind::Periodic { removed, .. }) = &mut self.under_way {
+                removed.remove(endpoint);
             }
         }
     }
@@ -240,9 +230,10 @@ impl Sweeps {
     pub fn forget_serving(
         &mut self,
         maps: &mut Maps,
-        serving: impl Fn(&RemovedEndpoint) -> bool,
+        serving: impl Fn(&RemovedEndpoint, Removal) -> bool,
     ) -> Result<()> {
-        let back: Vec<_> = self.removed.iter().filter(|endpoint| serving(endpoint)).copied().collect();
+        let back = self.removed.iter().filter(|(endpoint, from)| serving(endpoint, **from));
+        let back: Vec<_> = back.map(|(endpoint, _)| *endpoint).collect();
         for endpoint in back {
             self.forget(maps, &endpoint)?;
             self.unmarked.remove(&endpoint);
@@ -252,7 +243,7 @@ impl Sweeps {
 
     /// Removes the name of an endpoint; does nothing if it is not named.
     fn forget(&mut self, maps: &mut Maps, endpoint: &RemovedEndpoint) -> Result<()> {
-        if self.removed.contains(endpoint) {
+        if self.removed.contains_key(endpoint) {
             let key = endpoint_key(endpoint);
             maps.removed.remove(&key).context("forgetting a removed endpoint failed")?;
             self.removed.remove(endpoint);

@@ -170,7 +170,7 @@ fn a_reply_entry_that_nobody_names_goes() {
 /// The record of an endpoint that left the Service port with this index.
 fn removed_from(terms: Terms, service: u32, endpoint: SocketAddr) -> RemovedEndpoint {
     let protocol = if terms.tcp { Protocol::Tcp } else { Protocol::Udp };
-    RemovedEndpoint { service, endpoint, protocol, from: Removal::Service }
+    RemovedEndpoint { service, endpoint, protocol }
 }
 
 #[test]
@@ -230,11 +230,8 @@ fn direct_flows_alone_leave_a_node_that_opens_no_more() {
                 };
                 let before = state(harness);
                 let (address, port) = terms.at((Spot::Near, ENDPOINT_PORT));
-                let gone = RemovedEndpoint {
-                    from: Removal::Opening,
-                    ..removed_from(terms, 1, SocketAddr::new(address, port))
-                };
-                harness.tables.removed.insert(endpoint_key(&gone), gone.from.value(), 0).unwrap();
+                let gone = endpoint_key(&removed_from(terms, 1, SocketAddr::new(address, port)));
+                harness.tables.removed.insert(gone, Removal::Opening.value(), 0).unwrap();
                 harness.sweep(&mut sweeper(), true);
                 let marked = if direct { REMOVED } else { 0 };
                 assert_eq!(state(harness), before.iter().map(|state| state | marked).collect::<Vec<_>>());

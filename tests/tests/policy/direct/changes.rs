@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use serde_json::Value;
 use traffic_policy_testing::agent::Agent;
-use traffic_policy_testing::cluster::Cluster;
+use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::{Family, Lab};
-use traffic_policy_testing::object::lease;
+use traffic_policy_testing::object::{Port, Service, lease};
 use traffic_policy_testing::pace::{scaled, until};
 use traffic_policy_testing::traffic::{Answer, HeldConnections};
 
-use super::{NODE_PORT, PATIENCE, service};
+use super::{NODE_PORT, PATIENCE, VIP_PORT, VIPS, service};
 
 /// The hooks of the nodes: the first and the last are in front, the others have a pod each.
 const HOOKS: [&str; 4] = ["tc", "tc", "xdp", "xdp"];
@@ -179,7 +179,7 @@ fn the_annotation_cuts_no_connection() {
 
 /// A Service that is deleted takes no new connections, and its open ones go on, as those of
 /// kube-proxy do by conntrack: requests are opened, and replies by tunnel in front.
-fn a_deleted_service_cuts_no_connection(dispatch: &str) {
+fn a_deleted_service_cuts_no_connection(dispatch: &str, change: fn(&Cluster)) {
     let ways = ["direct", "tunnel"];
     let mut scene = Scene::start(ways);
     let leases = scene.cluster.lab.nodes().iter().map(|node| lease::tunnels(node, &Family::BOTH, dispatch));
@@ -194,10 +194,13 @@ fn a_deleted_service_cuts_no_connection(dispatch: &str) {
         });
     }
     scene.hold(ways);
-    scene.cluster.manifests.delete(&service()).unwrap();
+    change(&scene.cluster);
     for agent in &scene.cluster.agents {
-        until("the Service is gone", PATIENCE, || {
-            agent.json(&["services"]).unwrap().as_array().is_some_and(Vec::is_empty)
+        until("the node port is gone", PATIENCE, || {
+            let ports = agent.json(&["services"]).unwrap();
+            let frontends =
+                ports.as_array().unwrap().iter().flat_map(|port| port["frontends"].as_array().unwrap());
+            frontends.map(|frontend| &frontend["kind"]).all(|kind| kind != "NodePort")
         });
     }
     scene.expect_replies(&["replied-local", "replied-to-front"]);
@@ -207,12 +210,25 @@ fn a_deleted_service_cuts_no_connection(dispatch: &str) {
 
 #[test]
 fn a_deleted_service_cuts_no_connection_within_ip() {
-    a_deleted_service_cuts_no_connection("ipip,udp");
+    a_deleted_service_cuts_no_connection("ipip,udp", delete);
 }
 
 #[test]
 fn a_deleted_service_cuts_no_connection_within_udp() {
-    a_deleted_service_cuts_no_connection("udp,ipip");
+    a_deleted_service_cuts_no_connection("udp,ipip", delete);
+}
+
+/// The same, where the Service stays, and loses the port at which the connections came.
+#[test]
+fn a_deleted_node_port_cuts_no_connection() {
+    a_deleted_service_cuts_no_connection("udp,ipip", |cluster| {
+        let web = Service::new("web").port(Port::tcp(VIP_PORT, TARGET)).port(Port::udp(VIP_PORT, TARGET));
+        cluster.manifests.service(&web.vip(VIPS[0]).vip(VIPS[1])).unwrap();
+    });
+}
+
+fn delete(cluster: &Cluster) {
+    cluster.manifests.delete(&service()).unwrap();
 }
 
 /// A node whose Lease is gone opens packets no longer, or is about to: a client that sends

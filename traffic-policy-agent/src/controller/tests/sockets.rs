@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, net::SocketAddr, process::Command};
 
 use traffic_policy_cluster::model::Protocol;
-use traffic_policy_dataplane::{Removal, RemovedEndpoint, node::socket_ender::SocketEnder};
+use traffic_policy_dataplane::{RemovedEndpoint, node::socket_ender::SocketEnder};
 
 use super::{
     super::{
@@ -24,7 +24,6 @@ async fn writes_during_a_walk_ask_for_one_more_together() {
         service: 1,
         endpoint: SocketAddr::from(([10, 1, 0, last], 53)),
         protocol: Protocol::Udp,
-        from: Removal::Service,
     };
     let fake = Fake::default();
     let ender = SocketEnder::of(&mut Command::new("true")).unwrap();

@@ -13,7 +13,7 @@ use traffic_policy_ebpf::{
 use super::Adopted;
 use crate::{
     dataplane::{
-        maps::keys::{Removal, RemovedEndpoint, ToWire, number},
+        maps::keys::{RemovedEndpoint, ToWire, number},
         sys::{self, BPF_NOEXIST},
     },
     node::conntrack::Connection,
@@ -192,8 +192,8 @@ impl Tables<'_> {
             adopted.others += 1;
             return Ok(false);
         };
-        let (udp, from) = (protocol == Protocol::Udp, Removal::Service);
-        if connection.over || udp && removed(&RemovedEndpoint { service, endpoint, protocol, from }) {
+        let udp = protocol == Protocol::Udp;
+        if connection.over || udp && removed(&RemovedEndpoint { service, endpoint, protocol }) {
             adopted.over += 1;
             return Ok(false);
         }

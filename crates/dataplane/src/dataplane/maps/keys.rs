@@ -30,7 +30,8 @@ pub struct Source {
     pub range: IpNet,
 }
 
-/// The reason for which flows to an endpoint are to choose anew.
+/// The reason for which flows to an endpoint are to choose anew. What has left its Service has left
+/// it for all flows: the first of two reasons counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Removal {
     /// It serves its Service port no longer.
@@ -53,13 +54,6 @@ impl Removal {
     pub const fn of(value: u32) -> Self {
         if value == REMOVED_FROM_OPENING { Self::Opening } else { Self::Service }
     }
-
-    const fn other(self) -> Self {
-        match self {
-            Self::Service => Self::Opening,
-            Self::Opening => Self::Service,
-        }
-    }
 }
 
 /// An endpoint whose flows of a Service port are to choose anew.
@@ -69,15 +63,6 @@ pub struct RemovedEndpoint {
     pub service: u32,
     pub endpoint: SocketAddr,
     pub protocol: Protocol,
-    pub from: Removal,
-}
-
-impl RemovedEndpoint {
-    /// Returns the one with the same key in `tp_removed_eps`.
-    #[must_use]
-    pub const fn other(self) -> Self {
-        Self { from: self.from.other(), ..self }
-    }
 }
 
 /// The conversion of an address of one family to the form of the maps.

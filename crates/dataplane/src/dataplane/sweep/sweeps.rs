@@ -78,7 +78,7 @@ impl FlowSweeps for Dataplane {
     }
 
     fn sweep_on(&mut self) -> Result<bool> {
-        let serving = |endpoint: &RemovedEndpoint| self.planner.is_serving(endpoint);
+        let serving = |endpoint: &RemovedEndpoint, from| self.planner.is_serving(endpoint, from);
         let Some(swept) = self.sweeps.step(&self.object, &mut self.maps, serving)? else { return Ok(false) };
         if self.needs_prune && swept.no_flows && !self.stale {
             self.prune();
@@ -95,10 +95,8 @@ impl FlowSweeps for Dataplane {
         if !self.sweeps.synced {
             return BTreeSet::new();
         }
-        let is_over = |removed: &&RemovedEndpoint| {
-            removed.protocol == Protocol::Udp && removed.from == Removal::Service
-        };
-        self.sweeps.removed.iter().filter(is_over).copied().collect()
+        let over = self.sweeps.removed.iter().filter(|(_, removal)| **removal == Removal::Service);
+        over.map(|(endpoint, _)| *endpoint).filter(|endpoint| endpoint.protocol == Protocol::Udp).collect()
     }
 }
 

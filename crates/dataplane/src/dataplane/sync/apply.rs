@@ -1,7 +1,7 @@
 //! Application of writes to the maps, and the frontends and endpoints that the maps hold.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
 };
 
@@ -91,11 +91,11 @@ fn protocol(number: u16) -> Result<Protocol> {
 }
 
 /// Returns the endpoints whose flows an earlier agent was marking when it stopped.
-pub fn removed(maps: &Maps) -> Result<BTreeSet<RemovedEndpoint>> {
+pub fn removed(maps: &Maps) -> Result<BTreeMap<RemovedEndpoint, Removal>> {
     let endpoint = |(key, value): (EndpointKey, u32)| {
         let endpoint = SocketAddr::new(from_wide(key.address, key.ipv6 != 0), key.port.to_host());
         let protocol = protocol(key.protocol.into())?;
-        Ok(RemovedEndpoint { service: key.service, endpoint, protocol, from: Removal::of(value) })
+        Ok((RemovedEndpoint { service: key.service, endpoint, protocol }, Removal::of(value)))
     };
     maps.removed
         .iter()

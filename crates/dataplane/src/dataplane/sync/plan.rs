@@ -52,6 +52,14 @@ fn directly(key: &ServicePortKey, port: &ServicePort) -> impl Iterator<Item = So
     endpoints.iter().filter(|endpoint| is_opened(endpoint)).map(|endpoint| endpoint.address)
 }
 
+/// The endpoints that flows may have, before a plan.
+#[derive(Debug, Default)]
+struct Serving {
+    all: HashSet<RemovedEndpoint>,
+    /// Those of [`directly`].
+    directly: HashSet<RemovedEndpoint>,
+}
+
 /// The written state, and the free entries.
 #[derive(Debug)]
 pub struct Planner {
@@ -62,7 +70,7 @@ pub struct Planner {
     indices: Ranges,
     budget: Budget,
     /// The endpoints in the maps as they were found, until the first plan has compared them.
-    found: HashSet<RemovedEndpoint>,
+    found: Serving,
     first: bool,
     /// The ClusterIPs that found no room.
     unnamed: BTreeSet<IpAddr>,
@@ -94,7 +102,7 @@ struct Applied {
 pub struct Plan {
     pub ops: Vec<Op>,
     /// The endpoints that accept no new flows of their Service port.
-    pub removed: BTreeSet<RemovedEndpoint>,
+    pub removed: BTreeMap<RemovedEndpoint, Removal>,
     /// The Service ports for which the maps have no room.
     pub left_out: Vec<LeftOut>,
     /// The operations that belong at the end of `ops`.
@@ -128,18 +136,17 @@ impl Planner {
         let indices = held.frontends.values().map(|frontend| frontend.service);
         let indices = indices.map(|index| IndexRange { base: index, len: 1 });
         let indices = Ranges::round_robin(capacity.services, indices);
-        let mut found = HashSet::new();
+        let mut found = Serving::default();
         for (id, frontend) in &held.frontends {
             // An empty list has no place: the base that it names belongs to another.
             for range in [frontend.cluster, frontend.local].into_iter().filter(|range| range.len > 0) {
                 let (service, protocol) = (frontend.service, id.protocol);
                 let endpoints = held.slots.get(&(id.address.is_ipv6(), range.base)).into_iter().flatten();
-                for endpoint in endpoints {
-                    let from = Removal::Service;
-                    let all = RemovedEndpoint { service, endpoint: endpoint.address, protocol, from };
-                    found.insert(all);
-                    if protocol == Protocol::Udp && is_opened(endpoint) {
-                        found.insert(all.other());
+                for held in endpoints {
+                    let endpoint = RemovedEndpoint { service, endpoint: held.address, protocol };
+                    found.all.insert(endpoint);
+                    if protocol == Protocol::Udp && is_opened(held) {
+                        found.directly.insert(endpoint);
                     }
                 }
             }
@@ -172,7 +179,7 @@ impl Planner {
         let mut plan = Plan::default();
         self.lists.begin();
         self.tables.begin(context.now);
-        let mut before = HashSet::new();
+        let mut before = Serving::default();
         let expired = if self.first { BTreeSet::new() } else { self.expired(desired, context.monotonic) };
         let keys: Vec<&ServicePortKey> =
             if self.first { desired.ports.keys().collect() } else { changes.ports.union(&expired).collect() };
@@ -187,15 +194,14 @@ impl Planner {
                 };
                 given_up.extend(ids(key, &applied.port).filter(owned));
                 let (service, protocol) = (applied.index, key.protocol);
-                let named =
-                    |from| move |endpoint: SocketAddr| RemovedEndpoint { service, endpoint, protocol, from };
-                before.extend(applied.port.serving.iter().copied().map(named(Removal::Service)));
-                before.extend(directly(key, &applied.port).map(named(Removal::Opening)));
+                let named = |endpoint: SocketAddr| RemovedEndpoint { service, endpoint, protocol };
+                before.all.extend(applied.port.serving.iter().copied().map(named));
+                before.directly.extend(directly(key, &applied.port).map(named));
             }
         }
         if self.first {
             given_up.extend(self.held.frontends.keys().copied());
-            before.extend(self.found.drain());
+            before = std::mem::take(&mut self.found);
         }
         let demands = Demands::of(desired, &keys);
         let mut vacated = Vec::new();
@@ -258,22 +264,20 @@ impl Planner {
         }
         plan.ops.append(&mut plan.last);
         self.first = false;
-        // Not asked one by one, by `is_serving`: a list may have thousands of endpoints.
-        let mut opened = HashSet::new();
+        // Those that go on are taken out by one pass: a list may have thousands of endpoints, and
+        // `is_serving` looks through it for each.
         for key in &keys {
-            if let Some(applied) = self.ports.get(*key) {
-                opened.extend(directly(key, &applied.port).map(|endpoint| (applied.index, endpoint)));
+            let Some(Applied { port, index, .. }) = self.ports.get(*key) else { continue };
+            for endpoint in directly(key, port) {
+                let (service, protocol) = (*index, key.protocol);
+                before.directly.remove(&RemovedEndpoint { service, endpoint, protocol });
             }
         }
-        plan.removed = before
-            .into_iter()
-            .filter(|removed| match removed.from {
-                Removal::Service => !self.is_serving(removed),
-                Removal::Opening => {
-                    !opened.contains(&(removed.service, removed.endpoint)) && !self.is_serving(removed)
-                }
-            })
-            .collect();
+        // No endpoint has both reasons: the second one is only that of endpoints that still serve.
+        for (endpoints, from) in [(before.all, Removal::Service), (before.directly, Removal::Opening)] {
+            let removed = endpoints.into_iter().filter(|endpoint| !self.is_serving(endpoint, from));
+            plan.removed.extend(removed.map(|endpoint| (endpoint, from)));
+        }
         plan
     }
 
@@ -301,10 +305,10 @@ impl Planner {
     /// whether its node opens packets. Where the Service port is not forwarded directly any more,
     /// flows keep the way that they began with; and what has left the Service altogether is named
     /// for that.
-    pub fn is_serving(&self, removed: &RemovedEndpoint) -> bool {
+    pub fn is_serving(&self, removed: &RemovedEndpoint, from: Removal) -> bool {
         let owner = self.owners.get(&removed.service).and_then(|key| self.ports.get(key));
         let serves = owner.is_some_and(|owner| owner.port.serving.contains(&removed.endpoint));
-        match (removed.from, owner) {
+        match (from, owner) {
             (Removal::Service, _) => serves,
             (Removal::Opening, Some(owner)) if serves && owner.port.forwarding.is_direct() => {
                 let found = owner.port.cluster.iter().find(|endpoint| endpoint.address == removed.endpoint);

@@ -185,7 +185,7 @@ fn takeover_without_a_change_writes_nothing() {
     node.restart();
     let plan = node.plan(&[]);
     assert_eq!(plan.ops, []);
-    assert_eq!(plan.removed, BTreeSet::new());
+    assert!(plan.removed.is_empty());
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn takeover_finds_what_changed_meanwhile() {
     );
     assert_eq!(node.frontend(A).service, index, "the Service keeps its index");
     let removed: Vec<_> =
-        plan.removed.iter().map(|removed| (removed.service, removed.endpoint.to_string())).collect();
+        plan.removed.keys().map(|removed| (removed.service, removed.endpoint.to_string())).collect();
     assert_eq!(removed, [(index, "10.0.0.1:80".to_owned()), (other, "10.0.0.3:80".to_owned())]);
 }
 
@@ -236,17 +236,37 @@ fn direct_datagrams_leave_endpoints_whose_node_opens_no_more() {
             let port = ServicePort { forwarding, ..port(A, Policy::Cluster, endpoints) };
             node.desired.ports.insert(key.clone(), port.into());
             let removed = node.plan(std::slice::from_ref(&key)).removed;
-            let again = |planner: &Planner| removed.iter().map(|one| planner.is_serving(one)).collect();
-            let again: Vec<bool> = again(&node.planner);
-            (removed, again)
+            let is_serving = |(endpoint, from): (&_, &_)| node.planner.is_serving(endpoint, *from);
+            assert!(!removed.iter().any(is_serving));
+            removed
         };
         let _ = set(before, &[opens, other]);
-        let (found, again) = set(after, &now.into_iter().chain([other]).collect::<Vec<_>>());
-        let found: Vec<_> = found.iter().map(|removed| (removed.endpoint, removed.from)).collect();
+        let found = set(after, &now.into_iter().chain([other]).collect::<Vec<_>>());
+        let found: Vec<_> = found.iter().map(|(removed, from)| (removed.endpoint, *from)).collect();
         let expected = removed.then_some((opens.address, Removal::Opening));
         assert_eq!(found, expected.into_iter().collect::<Vec<_>>(), "{protocol:?} {before:?} {after:?}");
-        assert!(again.iter().all(|serves| !serves));
-        assert!(set(before, &[opens, other]).0.is_empty(), "it opens again");
+        assert!(set(before, &[opens, other]).is_empty(), "it opens again");
+    }
+}
+
+/// The slots in the maps say which nodes opened packets before.
+#[test]
+fn direct_datagrams_leave_a_node_that_has_stopped_while_no_agent_ran() {
+    use traffic_policy_cluster::model::{Dispatch, Forwarding};
+    let opens = Endpoint { remote: true, opens: Some(Dispatch::Ipip), ..endpoint("10.0.1.1:80", false) };
+    let key = ServicePortKey { protocol: Protocol::Udp, ..key("a") };
+    for (after, removed) in [(opens, false), (Endpoint { opens: None, ..opens }, true)] {
+        let mut node = Node::new();
+        let plan = |node: &mut Node, endpoint| {
+            let port =
+                ServicePort { forwarding: Forwarding::Direct, ..port(A, Policy::Cluster, &[endpoint]) };
+            node.desired.ports.insert(key.clone(), port.into());
+            node.plan(std::slice::from_ref(&key)).removed
+        };
+        assert!(plan(&mut node, opens).is_empty());
+        node.restart();
+        let from: Vec<_> = plan(&mut node, after).into_values().collect();
+        assert_eq!(from, if removed { vec![Removal::Opening] } else { vec![] });
     }
 }
 
@@ -261,7 +281,7 @@ fn what_leaves_its_service_is_not_named_twice() {
         let port = ServicePort { forwarding: Forwarding::Direct, ..port(A, Policy::Cluster, endpoints) };
         node.desired.ports.insert(key.clone(), port.into());
         let removed = node.plan(std::slice::from_ref(&key)).removed;
-        let from: Vec<_> = removed.iter().map(|removed| removed.from).collect();
+        let from: Vec<_> = removed.into_values().collect();
         assert_eq!(from, if endpoints.is_empty() { vec![Removal::Service] } else { vec![] });
     }
 }
@@ -274,16 +294,17 @@ fn an_endpoint_of_two_services_is_removed_for_the_one_that_loses_it() {
     let _ = node.set("b", Some(port(B, Policy::Cluster, &one)));
     let removed = |service| {
         let endpoint = one[0].address;
-        let (protocol, from) = (Protocol::Tcp, Removal::Service);
-        BTreeSet::from([RemovedEndpoint { service, endpoint, protocol, from }])
+        let removed = RemovedEndpoint { service, endpoint, protocol: Protocol::Tcp };
+        BTreeMap::from([(removed, Removal::Service)])
     };
     let (a, b) = (node.frontend(A).service, node.frontend(B).service);
     assert_eq!(node.set("a", None).removed, removed(a));
-    let [of_a, of_b] = [a, b].map(|service| *removed(service).first().unwrap());
-    assert!(!node.planner.is_serving(&of_a) && node.planner.is_serving(&of_b));
+    let [of_a, of_b] = [a, b].map(|service| *removed(service).first_key_value().unwrap().0);
+    let is_serving = |node: &Node, endpoint| node.planner.is_serving(endpoint, Removal::Service);
+    assert!(!is_serving(&node, &of_a) && is_serving(&node, &of_b));
     assert_eq!(node.set("b", Some(port(B, Policy::Cluster, &[]))).removed, removed(b));
     let _ = node.set("b", Some(port(B, Policy::Cluster, &one)));
-    assert!(node.planner.is_serving(&of_b), "again");
+    assert!(is_serving(&node, &of_b), "again");
 }
 
 #[test]
@@ -307,7 +328,7 @@ fn who_takes_over_a_frontend_takes_over_the_index() {
     node.desired.ports.insert(key("b"), port(A, Policy::Cluster, &two[1..]).into());
     let plan = node.plan(&[key("a"), key("b")]);
     assert_eq!(node.frontend(A).service, before.service);
-    let removed: Vec<_> = plan.removed.iter().map(|removed| (removed.service, removed.endpoint)).collect();
+    let removed: Vec<_> = plan.removed.keys().map(|removed| (removed.service, removed.endpoint)).collect();
     assert_eq!(removed, [(before.service, two[0].address)]);
     assert!(plan.ops.iter().all(|op| !matches!(op, Op::ClearInfo(_))), "{plan:?}");
     assert_eq!(node.planner.usage().services, 1);

@@ -54,7 +54,7 @@ fn the_fallback_is_policy_cluster_while_no_endpoint_is_here() {
     // The last local endpoint leaves and returns.
     let plan = node.set("a", Some(service(&[there])));
     assert!(
-        !is_local(&node) && plan.removed.iter().all(|removed| removed.endpoint == here.address),
+        !is_local(&node) && plan.removed.keys().all(|removed| removed.endpoint == here.address),
         "{plan:?}"
     );
     assert_eq!((lists(&node), node.frontend(A).drain_until), ((1, 0), 0));

@@ -227,7 +227,7 @@ fn without_room_at_a_takeover_everything_stays() {
     node.desired.ports.insert(key("a"), guarded(&many(1, 70), &["198.51.100.0/24", "192.0.2.0/24"]).into());
     let plan = node.plan(&[]);
     assert_eq!((keys(&plan), &plan.ops), (vec![key("a")], &vec![]));
-    assert_eq!(plan.removed, BTreeSet::new(), "they still get connections");
+    assert!(plan.removed.is_empty(), "they still get connections");
     assert_eq!((node.frontend(VIP), node.planner.usage()), (before, used));
     // As soon as it fits, it continues with the same index.
     let _ = node.set("a", Some(guarded(&many(1, 30), &["192.0.2.0/24"])));
