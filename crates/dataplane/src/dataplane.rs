@@ -29,6 +29,7 @@ mod replacement;
 mod rivals;
 mod route_mtus;
 mod sctp;
+mod sctp_divider;
 mod service_maps;
 mod sockets;
 mod start;
@@ -77,6 +78,7 @@ pub use self::{
     pod_services::PodServices,
     privileges::{Extras, check_privileges, drop_privileges, effective_capabilities, missing_privileges},
     replacement::{Replaced, Replacement},
+    sctp_divider::SctpReplies,
     service_maps::ServiceMaps,
     sockets::{CgroupPrograms, ReadConnected},
     start::cleanup,
@@ -117,6 +119,7 @@ pub struct Dataplane {
     silence: node_silence::Silence,
     direct: direct::Direct,
     sctp: on_demand::OnDemand,
+    divider: sctp_divider::Divider,
     /// The programs that open packets of other nodes.
     opening: on_demand::OnDemand,
     /// The programs in place.

@@ -26,6 +26,7 @@ mod ports;
 mod refusal;
 mod route_mtus;
 mod route_to;
+pub mod sctp_divider;
 mod sock_diag;
 pub mod socket_ender;
 pub mod sockets;

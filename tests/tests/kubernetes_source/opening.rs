@@ -69,11 +69,19 @@ async fn only_a_change_is_written_while_the_other_lease_is_renewed() {
     let renewed = found(&server, RENEWED).unwrap();
     assert_eq!(renewed["spec"]["leaseDurationSeconds"], 2);
 
+    let replies =
+        || found(&server, OWN).unwrap()["metadata"]["annotations"]["traffic-policy.io/opens-reply"].clone();
+    assert_eq!(replies(), "tunnel");
+    let with_sctp = DirectPart { tunnels_sctp: true, ..part(None) };
+    opening.news.send_modify(|news| news.own = Some(with_sctp));
+    until("replies of SCTP", || replies() == "tunnel,tunnel-sctp").await;
+    assert_eq!(writes(&server, OWN), 2);
+
     opening.news.send_modify(|news| news.own = Some(part(Some("it is about to go"))));
     until("the change", || opens(&server, OWN).as_deref() == Some("none")).await;
     let why = found(&server, OWN).unwrap()["metadata"]["annotations"]["traffic-policy.io/opens-not"].clone();
     assert_eq!(why, "it is about to go");
-    assert_eq!(writes(&server, OWN), 2);
+    assert_eq!(writes(&server, OWN), 3);
 }
 
 /// Kubernetes removes Leases whose Node object is gone, also when there is another one of its name.

@@ -10,6 +10,7 @@ mod gone;
 mod l2;
 mod matrix;
 mod refusals;
+mod sctp;
 mod tunnel;
 mod udp;
 

@@ -27,8 +27,8 @@ pub(super) struct ChoiceArguments {
     /// endpoint sees the client, and its node answers without this one; `tunnel`: the same, but
     /// replies come back within another packet to this node, which sends them to the client, for
     /// networks that forbid other nodes' addresses as source. Only endpoints of nodes that say
-    /// that they open such packets (--announce-opening) get them; all others, and SCTP by `tunnel`,
-    /// use `snat`. The annotation traffic-policy.io/forwarding of a Service overrides it.
+    /// that they open such packets (--announce-opening) get them; all others use `snat`. The
+    /// annotation traffic-policy.io/forwarding of a Service overrides it.
     #[arg(long, env = "TRAFFIC_POLICY_FORWARDING", default_value = "snat", value_name = "snat|direct|tunnel",
         value_parser = forwarding)]
     pub(super) forwarding: Forwarding,

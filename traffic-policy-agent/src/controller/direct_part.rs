@@ -252,7 +252,8 @@ impl Part {
         } else {
             self.choice.clone()
         };
-        DirectPart { addresses, macs, choice, dispatch: self.dispatch, why_not }
+        let tunnels_sctp = path.tunnels_sctp();
+        DirectPart { addresses, macs, choice, dispatch: self.dispatch, why_not, tunnels_sctp }
     }
 }
 

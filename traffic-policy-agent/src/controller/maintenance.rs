@@ -40,6 +40,7 @@ impl<P: PacketPath> Controller<P> {
             self.network.devices.rescan_failed(&error);
         }
         self.pods.follow(&mut self.path);
+        self.path.follow_divider();
         self.beat();
         let lacks_room = self.services.lacks_room() || self.path.opens_not_all().is_some();
         if self.services.look_at(source) || lacks_room {
@@ -85,6 +86,7 @@ impl<P: PacketPath> Controller<P> {
     pub(super) async fn rescan(&mut self, source: &Source) -> Result<()> {
         self.network.rescan(&mut self.path, &self.services.primary()).await?;
         self.pods.follow(&mut self.path);
+        self.path.follow_divider();
         if self.needs_write && self.services.has_objects() {
             // Frontends on the node's own addresses may have come or gone.
             self.needs_write = self.write_maps(source).await;

@@ -30,4 +30,9 @@ pub struct RuntimeConfig {
     pub conntrack_unacknowledged: u32,
     /// 1: `--pod-services on`. Only commands read it.
     pub pod_services: u32,
+    /// The device in which the kernel divides aggregates of SCTP packets that are to go back
+    /// through the node in front (`--forwarding tunnel`); 0: there is none.
+    pub sctp_divider: u32,
+    /// Its peer, where the packets arrive, on their way out.
+    pub sctp_divided: u32,
 }

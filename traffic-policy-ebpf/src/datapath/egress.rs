@@ -95,6 +95,9 @@ pub fn reply<P: Skb, F: Outer, const FULL: bool>(packet: P, parsed: &Parsed<F>) 
     if get!(entry.kind) != kind::REPLY_LOCAL {
         return Outcome::PassedStaleFlow.into();
     }
+    if FULL && sctp::is_undivided::<P, F>(packet, entry) {
+        return sctp::divide::<P, F>(packet);
+    }
     if !FULL && may_leave_elsewhere::<P, F>(packet, entry) {
         packet.jump::<F, { jump::VARIABLE_HEADERS_OUT }>();
         // Linux 6.12 to 6.17 assume that a tail call, even one that fails, invalidates all pointers

@@ -17,8 +17,8 @@ use core::ptr;
 
 use traffic_policy_ebpf::{
     abi::{
-        Fragment, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, Hop, IGNORED, PROTOCOL_TCP, PROTOCOL_UDP, Ports,
-        REASSEMBLY, REPLY_THROUGH_FRONT, Scratch, frontend, kind,
+        Fragment, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, Hop, IGNORED, PROTOCOL_SCTP, PROTOCOL_TCP,
+        PROTOCOL_UDP, Ports, REASSEMBLY, REPLY_THROUGH_FRONT, Scratch, frontend, kind,
     },
     outcome::Outcome,
 };
@@ -185,7 +185,7 @@ fn note_request<F: Inside>(scratch: *mut Scratch<F::Address>, inner: usize, end:
         return note_piece::<F>(scratch, &piece, inner, end);
     }
     let protocol = F::protocol(inner) as u32;
-    if matches!(protocol, PROTOCOL_TCP | PROTOCOL_UDP) {
+    if has_ports(protocol) {
         if !F::has_ports(inner) || after + 4 > end {
             return false;
         }
@@ -206,6 +206,12 @@ fn note_request<F: Inside>(scratch: *mut Scratch<F::Address>, inner: usize, end:
     set!(scratch.opening.protocol = F::protocol(quoted) as u32);
     set!(scratch.opening.ports = Ports::from_wire(load32::<0>(ports)));
     true
+}
+
+/// Whether packets of a protocol have ports.
+#[inline(always)]
+fn has_ports(protocol: u32) -> bool {
+    matches!(protocol, PROTOCOL_TCP | PROTOCOL_UDP | PROTOCOL_SCTP)
 }
 
 /// A fragment that is inside.
@@ -278,7 +284,7 @@ fn note_piece<F: Inside>(scratch: *mut Scratch<F::Address>, piece: &Piece, inner
         return clock::nanoseconds().wrapping_sub(seen) <= REASSEMBLY;
     }
     let at = inner + F::HEADERS;
-    if at + 4 > end || !matches!(piece.protocol, PROTOCOL_TCP | PROTOCOL_UDP) {
+    if at + 4 > end || !has_ports(piece.protocol) {
         return false;
     }
     let ports = Ports::from_wire(load32::<0>(at));

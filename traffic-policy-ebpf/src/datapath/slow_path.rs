@@ -26,6 +26,7 @@ use crate::datapath::{
         self, Forwarding, Rewrite, direct, fragment, hairpin,
         nexthop::{self, Route},
         outer::Outer,
+        sctp,
     },
     lb::{Client, List, Target, owners, select},
     maps::{CONFIG, TABLE_USAGE},
@@ -330,6 +331,10 @@ fn create<P: Packet, F: Family>(
         return Err(Decision::refused(Outcome::RejectedTtlExceeded, service));
     }
     set!(scratch.direct = slot.taken(get!(scratch.direct)));
+    if P::SCTP && slot.port != parsed.tuple.ports.destination() && sctp::needs_snat(scratch, hop, unresolved)
+    {
+        set!(scratch.direct = 0);
+    }
     if !P::POD && get!(scratch.direct) != 0 && direct::is_refused_by_endpoint::<F>(scratch, slot.address) {
         set!(scratch.direct = 0);
     }

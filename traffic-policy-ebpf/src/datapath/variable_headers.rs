@@ -83,8 +83,8 @@ fn incoming<P: Packet, F: ParseVariable + Outer>(packet: P) -> Result<Decision, 
             }
             let decision = if cut {
                 Outcome::DroppedSctpFragment.into()
-            } else if sctp::is_direct_aggregate::<P, F>(packet, forwarding.entry) {
-                sctp::send_aggregate(packet, &parsed, &forwarding, last)
+            } else if sctp::travels_translated::<P, F>(packet, &parsed, &forwarding) {
+                sctp::send_translated(packet, &parsed, &forwarding, last)
             } else {
                 forward::send(packet, &parsed, &forwarding, last)
             };

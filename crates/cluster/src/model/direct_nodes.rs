@@ -38,6 +38,8 @@ pub(super) struct Opener {
     pub(super) tunnel: Option<Dispatch>,
     /// Whether it opens those of SCTP, too.
     pub(super) sctp: bool,
+    /// Whether replies of SCTP can come back through this node.
+    pub(super) tunnels_sctp: bool,
     /// Whether these are the ways of connections that go on alone, because the node may not know
     /// this one yet, it is not known what gets there, or the node asks for no new flows.
     pub(super) held: bool,
@@ -76,9 +78,8 @@ pub(super) struct DirectNodes {
 
 impl DirectNodes {
     /// The way of packets to an endpoint of another node, if those of this protocol are opened
-    /// there, and answered as this node forwards them: replies of SCTP never come back through it.
-    /// A node's own address is none that they can be sent to: network plugins send packets of their
-    /// own to it.
+    /// there, and answered as this node forwards them. A node's own address is none that they can
+    /// be sent to: network plugins send packets of their own to it.
     pub(super) fn open(
         &self,
         address: IpAddr,
@@ -89,7 +90,7 @@ impl DirectNodes {
         let Some(opener) = node.and_then(|node| of_family.get(node)) else { return Opens::default() };
         let is_sctp = protocol == Protocol::Sctp;
         let dispatch = match forwarding {
-            Forwarding::Tunnel => opener.tunnel.filter(|_| !is_sctp),
+            Forwarding::Tunnel => opener.tunnel.filter(|_| opener.tunnels_sctp || !is_sctp),
             _ => opener.direct,
         };
         let dispatch = dispatch.filter(|_| (opener.sctp || !is_sctp) && !self.addresses.contains(&address));

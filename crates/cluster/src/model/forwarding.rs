@@ -10,7 +10,7 @@ pub enum Forwarding {
     #[default]
     Snat,
     /// The packet travels unchanged, and the endpoint's node answers the client. Where that node
-    /// does not open such packets, and for SCTP, it is [`Forwarding::Snat`].
+    /// does not open such packets, it is [`Forwarding::Snat`].
     Direct,
     /// The packet travels unchanged, and so does the reply, back through this node. Where the
     /// endpoint's node does not know that, it is [`Forwarding::Snat`].

@@ -297,6 +297,8 @@ pub struct DirectNode {
     pub sctp: bool,
     /// Whether it sends replies back through the node in front, if that asks for it.
     pub tunnels: bool,
+    /// Whether its replies of SCTP may, too.
+    pub tunnels_sctp: bool,
     /// The addresses that such packets of its own have as their source.
     pub addresses: Vec<IpAddr>,
     /// The MAC addresses of its devices that have programs.

@@ -28,8 +28,8 @@ use k8s_openapi::{
 
 pub(super) use self::nodes::{
     DIRECT_ADDRESSES, DIRECT_CHOICE, DIRECT_DISPATCH, DIRECT_LABEL, DIRECT_MACS, DIRECT_OPENS,
-    DIRECT_PROTOCOLS, DIRECT_REPLY, DIRECT_SENDS, DIRECT_TUNNEL, OPENED_PROTOCOLS, direct, leaving, node,
-    service_cidr,
+    DIRECT_PROTOCOLS, DIRECT_REPLY, DIRECT_SENDS, DIRECT_TUNNEL, DIRECT_TUNNEL_SCTP, OPENED_PROTOCOLS,
+    direct, leaving, node, service_cidr,
 };
 use self::problems::{Problems, quoted};
 use crate::model::{OTHER_PROTOCOLS, Policy, Protocol, ServiceName, address::parse_cidr, object};

@@ -3,8 +3,9 @@
 
 use super::{
     adoption::ConnectionAdoption, devices::DevicePrograms, nexthop::NextHops, node::NodeDescription,
-    node_silence::NodeSilence, pod_devices::PodPrograms, replacement::Replacement, service_maps::ServiceMaps,
-    sockets::CgroupPrograms, sweep::sweeps::FlowSweeps, sync::snat_ports::SnatPorts, usage::Figures,
+    node_silence::NodeSilence, pod_devices::PodPrograms, replacement::Replacement, sctp_divider::SctpReplies,
+    service_maps::ServiceMaps, sockets::CgroupPrograms, sweep::sweeps::FlowSweeps,
+    sync::snat_ports::SnatPorts, usage::Figures,
 };
 
 /// All that the run loop does with the packet path.
@@ -19,6 +20,7 @@ pub trait PacketPath:
     + NodeSilence
     + PodPrograms
     + Replacement
+    + SctpReplies
     + ServiceMaps
     + SnatPorts
 {
@@ -35,6 +37,7 @@ impl<P> PacketPath for P where
         + NodeSilence
         + PodPrograms
         + Replacement
+        + SctpReplies
         + ServiceMaps
         + SnatPorts
 {

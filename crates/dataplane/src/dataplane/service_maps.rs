@@ -18,6 +18,7 @@ use super::{
     maps::keys::RemovedEndpoint,
     nexthop::{Changed, NextHops as _},
     sctp,
+    sctp_divider::{self, SctpReplies as _},
     sync::{
         apply,
         budget::{Capacity, Lack},
@@ -76,6 +77,10 @@ impl ServiceMaps for Dataplane {
             let said = ["packets of other nodes are opened", "packets of other nodes are not opened"];
             self.opening.ensure(held, with_them, said);
         }
+        // Before other nodes are told that replies of SCTP can go back through them.
+        self.divider.is_wanted |=
+            self.opening.is_in_place() && sctp_divider::is_needed(desired, changes, &self.planner);
+        self.follow_divider();
         let mut failed = self.name_addresses(addresses).err();
         let context = Context {
             tables: &|range| apply::table(&self.maps, range),

@@ -33,10 +33,12 @@ use super::{
     on_demand::OnDemand,
     pod_devices::{PodDevices, pinned_pods},
     sctp,
+    sctp_divider::Divider,
     sockets::Sockets,
     sweep::{Sweeps, milestones},
     sync::{apply, plan::Planner, snat_ports::SnatPorts},
 };
+use crate::node::sctp_divider;
 
 /// The time after which a hop is resolved again, whether or not there is an agent and whatever it
 /// noticed: one FIB lookup per hop.
@@ -66,6 +68,7 @@ impl Dataplane {
                 }
                 dataplane.use_snat_ports(ports);
                 dataplane.pins = pins;
+                dataplane.take_over_divider();
                 Ok(dataplane)
             }
             Err(error) => {
@@ -135,6 +138,7 @@ impl Dataplane {
             pods: PodDevices::default(),
             sctp: OnDemand::loaded(selection.sctp),
             opening: OnDemand::loaded(selection.direct),
+            divider: Divider::default(),
             programs: selection,
             route_mtus: None,
             adoption: Adoption::default(),
@@ -185,6 +189,9 @@ pub fn cleanup(root: &Path) -> Result<Option<Removed>> {
         let noted = Reader::open(&pins::maps_below(root), "tp_config").and_then(|map| map.value(0));
         if let Ok(noted) = noted {
             conntrack_windows::restore(&noted);
+        }
+        if let Err(error) = sctp_divider::remove() {
+            tracing::warn!("the device {} cannot be removed: {error}", sctp_divider::NAMES[0]);
         }
     })
 }

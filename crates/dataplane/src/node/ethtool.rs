@@ -1,4 +1,4 @@
-//! Features, offloads and channels of a device, read by ethtool's generic netlink.
+//! Features, offloads and channels of a device, by ethtool's generic netlink.
 
 use std::io;
 
@@ -16,6 +16,9 @@ const CTRL: u16 = 16;
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
 const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+// linux/ethtool_netlink.h
+const BITSET_BITS: u16 = 3;
+const BIT_NAME: u16 = 2;
 /// `struct genlmsghdr`.
 const HEADER: usize = 4;
 const NLA_F_NESTED: u16 = 0x8000;
@@ -66,13 +69,30 @@ pub fn offloads(index: u32) -> io::Result<Vec<String>> {
     // linux/ethtool_netlink.h
     const FEATURES_GET: u8 = 11;
     const FEATURES_ACTIVE: u16 = 4;
-    const BITSET_BITS: u16 = 3;
-    const BIT_NAME: u16 = 2;
-    let answer = ethtool(FEATURES_GET, index)?;
+    let answer = ethtool(FEATURES_GET, index, &[])?;
     let bits =
         find(&answer, FEATURES_ACTIVE).and_then(|active| find(active, BITSET_BITS)).unwrap_or_default();
     // This set has no mask: a bit that is listed is set.
     Ok(attributes(bits).filter_map(|bit| find(bit.value(), BIT_NAME).map(text)).collect())
+}
+
+/// Switches an offload of a device off, by the kernel's name.
+///
+/// # Errors
+/// The kernel refuses, or the device's driver has it always on.
+pub fn switch_off(index: u32, offload: &str) -> io::Result<()> {
+    // linux/ethtool_netlink.h
+    const FEATURES_SET: u8 = 12;
+    const FEATURES_WANTED: u16 = 3;
+    const BITSET_BIT: u16 = 1;
+    // A bit without a flag for its value is off; those that are not listed stay as they are.
+    let name = attribute(BIT_NAME, &[offload.as_bytes(), &[0]].concat());
+    let bits = attribute(BITSET_BITS | NLA_F_NESTED, &attribute(BITSET_BIT | NLA_F_NESTED, &name));
+    ethtool(FEATURES_SET, index, &attribute(FEATURES_WANTED | NLA_F_NESTED, &bits))?;
+    if offloads(index)?.iter().any(|name| name == offload) {
+        return Err(io::Error::other(format!("{offload} cannot be switched off")));
+    }
+    Ok(())
 }
 
 /// Returns the number of queue pairs that a device uses, and the maximum.
@@ -81,7 +101,7 @@ pub fn channels(index: u32) -> io::Result<Channels> {
     const CHANNELS_GET: u8 = 17;
     const COMBINED_MAX: u16 = 5;
     const COMBINED_COUNT: u16 = 9;
-    let answer = ethtool(CHANNELS_GET, index)?;
+    let answer = ethtool(CHANNELS_GET, index, &[])?;
     let number = |kind| {
         let value = find(&answer, kind).and_then(|value| value.first_chunk());
         value.map(|bytes| u32::from_ne_bytes(*bytes)).ok_or(io::ErrorKind::InvalidData)
@@ -89,8 +109,9 @@ pub fn channels(index: u32) -> io::Result<Channels> {
     Ok(Channels { used: number(COMBINED_COUNT)?, most: number(COMBINED_MAX)? })
 }
 
-/// Returns the attributes of the answer to a request about a device.
-fn ethtool(command: u8, index: u32) -> io::Result<Vec<u8>> {
+/// Returns the attributes of the answer to a request about a device. `more`: the request's
+/// attributes behind the one that names the device.
+fn ethtool(command: u8, index: u32, more: &[u8]) -> io::Result<Vec<u8>> {
     // The header attribute of every request, from linux/ethtool_netlink.h.
     const QUESTION_HEADER: u16 = 1;
     const HEADER_DEV_INDEX: u16 = 1;
@@ -98,7 +119,7 @@ fn ethtool(command: u8, index: u32) -> io::Result<Vec<u8>> {
     let ethtool = family(&mut generic, "ethtool")?;
     let device = attribute(HEADER_DEV_INDEX, &index.to_ne_bytes());
     let header = attribute(QUESTION_HEADER | NLA_F_NESTED, &device);
-    let answer = generic.request(ethtool, 0, &request(command, &header))?;
+    let answer = generic.request(ethtool, 0, &request(command, &[&header, more].concat()))?;
     let attributes = answer.first().and_then(|message| message.payload.get(HEADER..));
     Ok(attributes.unwrap_or_default().to_vec())
 }

@@ -13,8 +13,8 @@ use traffic_policy_cluster::model::{Changes, Desired, Limits, ServicePort, Servi
 use traffic_policy_dataplane::{
     Adopted, Attached, CgroupPrograms, Changed, ConnectionAdoption, DataplaneUsage, DevicePrograms, Figures,
     FlowSweeps, Followed, IdleTimes, Interface, Lack, LeftOut, Lost, NextHop, NextHops, NodeDescription,
-    PodPrograms, ReadConnected, RemovedEndpoint, Replaced, Replacement, ServiceMaps, SnatPortRange,
-    SnatPorts, Suspect, Written,
+    PodPrograms, ReadConnected, RemovedEndpoint, Replaced, Replacement, SctpReplies, ServiceMaps,
+    SnatPortRange, SnatPorts, Suspect, Written,
     node::{HopAddress, RouteMtus, conntrack::Connection},
 };
 
@@ -311,6 +311,14 @@ impl CgroupPrograms for Fake {
 impl PodPrograms for Fake {
     fn follow_pods(&mut self, _: Option<String>) -> Result<Followed> {
         Ok(Followed::default())
+    }
+}
+
+impl SctpReplies for Fake {
+    fn follow_divider(&mut self) {}
+
+    fn tunnels_sctp(&self) -> bool {
+        false
     }
 }
 

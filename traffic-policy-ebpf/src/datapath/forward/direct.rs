@@ -31,8 +31,7 @@ pub fn wanted<P: Packet, F: Family>(list: &List) -> u64 {
         return 0;
     }
     let flags = get!((list.frontend).flags) as u64;
-    // Replies of SCTP never come back through the node in front.
-    let tunnel = if P::SCTP { 0 } else { way::moved(flags, frontend::TUNNEL as u64, way::TUNNEL) };
+    let tunnel = way::moved(flags, frontend::TUNNEL as u64, way::TUNNEL);
     // Associations do not go on by the table, and a client with affinity may be elsewhere.
     let by_table = if P::SCTP {
         0

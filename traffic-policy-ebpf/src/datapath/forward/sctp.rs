@@ -4,24 +4,32 @@
 //! that keeps the ports leaves it as it is. Where the ports change, [`crc32c`] updates it.
 
 use traffic_policy_ebpf::{
-    abi::{Address as _, Flow, HOP_NO_ETHERNET, HOP_ROUTED, kind},
+    abi::{Address, BY_MAC, DeviceOrPlace, Flow, HOP_NO_ETHERNET, HOP_ROUTED, Scratch, kind, way},
     checksum::{self, word_sum},
     crc32c,
     outcome::Outcome,
     sctp::HEADER,
 };
 
-use super::{Forwarding, Rewrite, direct, fragment};
+use super::{
+    Forwarding, Rewrite, device, direct, fragment,
+    outer::{self, Outer},
+};
 use crate::datapath::{
-    ctx::{BY_FRAGMENTS, Packet, Skb as _},
+    ctx::{BY_FRAGMENTS, Packet, Skb},
     forward,
+    maps::{CONFIG, NEXTHOPS},
     parse::{ETHERNET, Parsed},
     verdict::Decision,
     words::{load32, store32},
 };
 
+/// The MTU in bytes that every device with IPv6 has at least, for one whose own is not known.
+const LEAST: u32 = 1280;
+
 global_functions! {
     sctp_checksum => checksum_difference, ports_and_length: u64;
+    sctp_has_ethernet => has_ethernet, leaves_by: u64;
 }
 
 /// Computes [`crc32c::difference`]: the high half of the argument is the difference of the ports,
@@ -42,19 +50,67 @@ pub fn is_cut<P: Packet, F: Rewrite>(parsed: &Parsed<F>, flow: *const Flow<F::Ad
         && get!(flow.ports) != parsed.tuple.ports
 }
 
-/// Whether a packet is an aggregate of whole packets of a direct flow, around which the kernel puts
-/// no outer packet (`bpf_skb_net_grow`). Only a host on the same machine sends one, and only
-/// virtual devices hand it on. <https://github.com/torvalds/linux/blob/v6.12/net/core/filter.c>
+/// Whether a packet of a direct flow travels without an outer packet ([`send_translated`]).
+///
+/// - An aggregate of whole packets: the kernel puts no outer packet around it (`bpf_skb_net_grow`).
+///   Only a host on the same machine sends one, and only virtual devices hand it on.
+/// - A packet that leaves no room for an outer one, and whose port has to change. Told of a smaller
+///   MTU, its sender would send the same chunks again in fragments, whose checksum nobody can
+///   update ([`is_cut`]), until it gives the association up.
+///
+/// <https://github.com/torvalds/linux/blob/v6.12/net/core/filter.c>
+/// <https://github.com/torvalds/linux/blob/v6.12/net/sctp/output.c> (`sctp_packet_transmit_chunk`)
 #[inline(always)]
-pub fn is_direct_aggregate<P: Packet, F: Rewrite>(packet: P, entry: *const Flow<F::Address>) -> bool {
-    P::TC && P::SCTP && packet.segment() == BY_FRAGMENTS && direct::is_direct::<P, F>(entry)
+pub fn travels_translated<P: Packet, F: Outer>(
+    packet: P,
+    parsed: &Parsed<F>,
+    forwarding: &Forwarding<F::Address>,
+) -> bool {
+    let entry = forwarding.entry;
+    // XDP leaves to TC what is too long.
+    if !P::TC || !P::SCTP || !direct::is_direct::<P, F>(entry) {
+        return false;
+    }
+    if packet.segment() == BY_FRAGMENTS {
+        return true;
+    }
+    if get!(entry.ports) == parsed.tuple.ports || fragment::is_one::<F>() {
+        return false;
+    }
+    let hop = forwarding.hop;
+    let (least, most) = if hop.is_null() { (LEAST, u32::MAX) } else { (get!(hop.mtu), get!(hop.mtu)) };
+    let room = F::OUTER + outer::udp(get!(entry.port_delta) & !BY_MAC);
+    parsed.length <= most && parsed.length + room > least
 }
 
-/// Sends such an aggregate to the endpoint as the endpoint's node would have translated its
-/// packets, with the client's address as source. By the stored hop alone: until there is one, or
-/// where it has no Ethernet, the packets are lost, and their sender retransmits them.
+/// Whether a flow whose packets may have to travel [translated][travels_translated] cannot be
+/// direct: its replies go back through the node in front, so the network takes no client's address
+/// from this node; or its packets leave by a device without Ethernet. `hop`: the next hop's index;
+/// 0: not resolved, behind the device `unresolved`.
 #[inline(always)]
-pub fn send_aggregate<P: Packet, F: Rewrite>(
+pub fn needs_snat<A: Address>(scratch: *const Scratch<A>, hop: u16, unresolved: u32) -> bool {
+    let leaves_by = (hop as u64) << 32 | unresolved as u64;
+    get!(scratch.direct) & way::TUNNEL != 0 || sctp_has_ethernet(leaves_by) == 0
+}
+
+/// Whether packets that leave by a hop, the high half of the argument, or if that is 0 by the
+/// device of the low half, begin with an Ethernet header that the program writes.
+#[inline(always)]
+fn has_ethernet(leaves_by: u64) -> i32 {
+    let hop = (leaves_by >> 32) as u32;
+    let flags = if hop == 0 {
+        device::find(leaves_by as u32).1
+    } else {
+        NEXTHOPS.get_ptr(hop).map_or(0, |hop| get!(hop.flags))
+    };
+    (flags & (HOP_ROUTED | HOP_NO_ETHERNET) == 0) as i32
+}
+
+/// Sends a packet to the endpoint as the endpoint's node would have translated it, with the
+/// client's address as source. By the stored hop alone: until there is one, or where it has no
+/// Ethernet, the packet is lost, and its sender retransmits it.
+#[inline(always)]
+pub fn send_translated<P: Packet, F: Rewrite>(
     packet: P,
     parsed: &Parsed<F>,
     forwarding: &Forwarding<F::Address>,
@@ -83,6 +139,41 @@ pub fn send_aggregate<P: Packet, F: Rewrite>(
         return Outcome::DroppedInternalError.into();
     }
     Decision::sent(Outcome::Forwarded, packet.send(get!(hop.ifindex)))
+}
+
+/// Whether a reply is an aggregate of packets that go back through the node in front. The kernel
+/// puts no outer packet around it: see [`travels_translated`].
+#[inline(always)]
+pub fn is_undivided<P: Skb, F: Outer>(packet: P, entry: *const Flow<F::Address>) -> bool {
+    P::SCTP && packet.segment() == BY_FRAGMENTS && get!(entry.device_or_place) == DeviceOrPlace::TUNNELLED
+}
+
+/// Whether a packet has come through the agent's device ([`divide`]).
+#[inline(always)]
+pub fn was_divided<P: Skb>(packet: P) -> bool {
+    CONFIG.get_ptr(0).is_some_and(|config| get!(config.sctp_divided) == packet.ingress())
+}
+
+/// Sends an aggregate as it is to the agent's device that cannot send one (`sctp_divider.rs` of the
+/// agent): the kernel divides it, and the packets arrive at that device's peer, where they pass
+/// this program as if they left here. Their flow is tracked there, and each counts as a reply, as
+/// the aggregate does here. Without the device they are lost, and their sender retransmits them.
+///
+/// A packet that is too long takes the same way before it is answered: it may lack its checksum,
+/// which the kernel completes at that device, and later would write into the answer.
+#[inline(always)]
+pub fn divide<P: Skb, F: Outer>(packet: P) -> Decision {
+    let Some(config) = CONFIG.get_ptr(0) else { return Outcome::DroppedInternalError.into() };
+    let divider = get!(config.sctp_divider);
+    // Somebody may have given the device its offloads back: the packet would go round for ever.
+    if divider == 0 || get!(config.sctp_divided) == packet.ingress() {
+        return Outcome::DroppedNoRoute.into();
+    }
+    if P::L2 == 0 && !packet.push_ethernet(F::ETHERTYPE) {
+        return Outcome::DroppedInternalError.into();
+    }
+    // Not marked as redirected: the packets have no translation yet.
+    Decision::sent(Outcome::RepliedToFront, packet.send_or_receive(divider, 0))
 }
 
 /// Writes ports and checksum of a whole packet, or of a fragment that keeps its ports. Its

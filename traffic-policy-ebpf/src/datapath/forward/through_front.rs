@@ -21,6 +21,7 @@ use crate::datapath::{
     forward::{
         self, Current, Translatable, direct, nexthop,
         outer::{self, Outer},
+        sctp,
     },
     maps::NEXTHOPS,
     value::load_once,
@@ -46,6 +47,9 @@ pub fn send<P: Skb, F: Outer, C: Translatable<P, F>>(
     }
     let mtu = mtu as u32;
     if translatable.wire_length(packet) > mtu {
+        if P::SCTP && !sctp::was_divided(packet) {
+            return sctp::divide::<P, F>(packet);
+        }
         return translatable.mtu_exceeded_to_front(mtu);
     }
     if translatable.is_jumbo() {

@@ -51,6 +51,7 @@ pub(super) const SUITES: [Suite; 8] = [
         name: "policy",
         emulated: &[
             "direct::endpoints_see_the_client_tc",
+            "direct::sctp::come_back_through_tc_within_ip",
             "matrix::one_agent_tc",
             "matrix::one_agent_xdp",
             "sctp_sockets::live_by_tc",

@@ -170,8 +170,9 @@ impl Index {
                     // One that says itself that it opens nothing, because it is about to go or
                     // late, still opens what comes.
                     let held = input.hold_direct || awaited || !other.opens;
-                    let opener =
-                        Opener { direct: within(way.direct, way.by_mac), tunnel, sctp: other.sctp, held };
+                    let direct = within(way.direct, way.by_mac);
+                    let (sctp, tunnels_sctp) = (other.sctp, other.tunnels_sctp);
+                    let opener = Opener { direct, tunnel, sctp, tunnels_sctp, held };
                     let is_used = opener.direct.is_some() || opener.tunnel.is_some();
                     is_used.then(|| (other.node.clone(), opener))
                 })

@@ -31,6 +31,8 @@ pub(in crate::source) const DIRECT_CHOICE: &str = "traffic-policy.io/opens-l2-by
 /// the node in front, if that asks for it. Agents that do not write it answer the client.
 pub(in crate::source) const DIRECT_REPLY: &str = "traffic-policy.io/opens-reply";
 pub(in crate::source) const DIRECT_TUNNEL: &str = "tunnel";
+/// One more of its values: those of SCTP, too.
+pub(in crate::source) const DIRECT_TUNNEL_SCTP: &str = "tunnel-sctp";
 const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
 pub(in crate::source) fn node(node: &Node) -> Result<object::Node, FieldError> {
@@ -126,7 +128,7 @@ pub(in crate::source) fn direct(lease: &Lease) -> Result<Option<object::DirectNo
     }
     let says_more = words(DIRECT_DISPATCH).any(|word| Dispatch::parse(word).is_none())
         || words(DIRECT_PROTOCOLS).any(|word| OPENED_PROTOCOLS.split(',').all(|known| known != word))
-        || words(DIRECT_REPLY).any(|word| word != DIRECT_TUNNEL);
+        || words(DIRECT_REPLY).any(|word| word != DIRECT_TUNNEL && word != DIRECT_TUNNEL_SCTP);
     let sctp = words(DIRECT_PROTOCOLS).any(|word| word == "sctp");
     let path = format!("metadata.annotations[{DIRECT_MACS}]");
     let macs = annotation(DIRECT_MACS).filter(|text| !text.is_empty()).into_iter();
@@ -140,7 +142,8 @@ pub(in crate::source) fn direct(lease: &Lease) -> Result<Option<object::DirectNo
     let choice = annotation(DIRECT_CHOICE).cloned();
     let mut owners = lease.metadata.owner_references.iter().flatten();
     let owner = owners.find(|owner| owner.kind == "Node").map(|owner| owner.uid.as_str().into());
-    let tunnels = words(DIRECT_REPLY).any(|word| word == DIRECT_TUNNEL);
+    let replies = |wanted| words(DIRECT_REPLY).any(|word| word == wanted);
+    let (tunnels, tunnels_sctp) = (replies(DIRECT_TUNNEL), replies(DIRECT_TUNNEL_SCTP));
     Ok(Some(object::DirectNode {
         name: name(&lease.metadata)?,
         node,
@@ -148,6 +151,7 @@ pub(in crate::source) fn direct(lease: &Lease) -> Result<Option<object::DirectNo
         dispatches,
         sctp,
         tunnels,
+        tunnels_sctp,
         addresses,
         macs,
         choice,

@@ -52,6 +52,8 @@ pub struct DirectPart {
     pub dispatch: DispatchChoice,
     /// The reason for which this node opens no packets; `None`: it does.
     pub why_not: Option<String>,
+    /// Whether replies of SCTP can go back through the node in front, as those of TCP and UDP.
+    pub tunnels_sctp: bool,
 }
 
 impl DirectPart {
@@ -64,11 +66,18 @@ impl DirectPart {
     #[must_use]
     pub fn is_told_by(&self, lease: &DirectNode) -> bool {
         lease.opens == self.opens()
-            && (!self.opens() || lease.sctp && lease.tunnels && lease.dispatches == self.dispatch.opened())
+            && (!self.opens() || self.is_opened_by(lease))
             && !lease.says_more
             && lease.choice.as_ref() == Some(&self.choice)
             && lease.macs.iter().copied().collect::<BTreeSet<_>>() == self.macs
             && lease.addresses.iter().copied().collect::<BTreeSet<_>>() == self.addresses
+    }
+
+    fn is_opened_by(&self, lease: &DirectNode) -> bool {
+        lease.sctp
+            && lease.tunnels
+            && lease.tunnels_sctp == self.tunnels_sctp
+            && lease.dispatches == self.dispatch.opened()
     }
 
     /// Whether another part needs no other Lease.
@@ -76,6 +85,7 @@ impl DirectPart {
         self.opens() == other.opens()
             && self.dispatch.opened() == other.dispatch.opened()
             && (&self.macs, &self.choice) == (&other.macs, &other.choice)
+            && self.tunnels_sctp == other.tunnels_sctp
             && self.addresses == other.addresses
     }
 }
@@ -313,7 +323,7 @@ mod tests {
     #[test]
     fn a_lease_with_a_word_that_is_not_known_says_something_else() {
         let part = DirectPart { addresses: ["192.0.2.1".parse().unwrap()].into(), ..DirectPart::default() };
-        let is_told_with = |annotation: &str, value: &str| {
+        let is_told = |part: &DirectPart, annotation: &str, value: &str| {
             let mut lease = json!({
                 "metadata": {
                     "namespace": "n", "name": "traffic-policy-opens-here",
@@ -332,10 +342,15 @@ mod tests {
             let lease = serde_json::from_value(lease).unwrap();
             part.is_told_by(&convert::direct(&lease).unwrap().unwrap())
         };
+        let is_told_with = |annotation: &str, value: &str| is_told(&part, annotation, value);
         assert!(is_told_with("opens-dispatch", "ipip,udp,l2"));
         assert!(!is_told_with("opens-dispatch", "ipip,udp,l2,gre"));
         assert!(!is_told_with("opens-protocols", "tcp,udp,sctp,dccp"));
         assert!(!is_told_with("opens-reply", "tunnel,other"));
+        assert!(!is_told_with("opens-reply", "tunnel,tunnel-sctp"));
+        let part = DirectPart { tunnels_sctp: true, ..part };
+        assert!(is_told(&part, "opens-reply", "tunnel,tunnel-sctp"));
+        assert!(!is_told(&part, "opens-reply", "tunnel"));
     }
 
     fn read(opens: &str, annotations: &serde_json::Value) -> DirectNode {

@@ -3,6 +3,7 @@
 pub mod cgroup;
 pub mod clsact;
 pub mod device;
+pub mod divider;
 pub mod drivers;
 mod interface;
 pub mod pod;

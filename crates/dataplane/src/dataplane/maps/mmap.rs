@@ -127,6 +127,8 @@ words!(config, RuntimeConfig,
     suspect_after: u32 = suspect_after;
     local_delivery: u32 = local_delivery;
     pod_services: u32 = pod_services;
+    sctp_divider: u32 = sctp_divider;
+    sctp_divided: u32 = sctp_divided;
     conntrack_was_strict: u32 = conntrack_was_strict;
     conntrack_unacknowledged: u32 = conntrack_unacknowledged;
 );

@@ -8,7 +8,7 @@ use traffic_policy_testing::packet::Packet;
 use super::l2::{by_table, know_home};
 use super::{NEAR, VIP, terms, way::Way};
 use crate::sctp::{CLIENT_TAG, ENDPOINT_TAG, data, init, sctp};
-use crate::table::Terms;
+use crate::table::{ENDPOINT_PORT, Terms};
 
 /// The bytes of an IPv4 header.
 const HEADER: usize = 20;
@@ -77,7 +77,10 @@ fn each_fragment_is_sent_in_two_pieces() {
 #[test]
 fn a_packet_of_an_association_is_sent_in_two_pieces() {
     each_way(|harness, terms, way| {
-        let request = terms.request(VIP).with(|packet| packet.dont_fragment = false);
+        // With another port than its endpoint's it would travel translated.
+        let to = (VIP.0, ENDPOINT_PORT);
+        harness.set_up(&Setup::of(way.frontend(to)));
+        let request = terms.request(to).with(|packet| packet.dont_fragment = false);
         harness.run(terms.hook, &sctp(&request, 0, &init(CLIENT_TAG))).expect("forwarded-direct");
         let whole = sctp(&request, ENDPOINT_TAG, &data(1444));
         let piece = second(&whole.fragments(MTU)[0], first(terms, way));

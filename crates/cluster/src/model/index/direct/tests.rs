@@ -18,6 +18,7 @@ fn node(node: &str, address: &str) -> DirectNode {
         dispatches: vec![Dispatch::Ipip],
         sctp: false,
         tunnels: false,
+        tunnels_sctp: false,
         addresses: vec![address.parse().unwrap()],
         macs: Vec::new(),
         choice: None,
@@ -366,6 +367,10 @@ fn a_node_that_does_not_say_so_opens_no_sctp() {
     let input = NodeInput { node_name: "here".to_owned(), ..NodeInput::default() };
     index.apply(node("earlier", "192.0.2.1"));
     index.apply(DirectNode { sctp: true, ..node("present", "192.0.2.2") });
+    // Their replies come back through the node in front only if the node says that.
+    index.apply(DirectNode { sctp: true, tunnels: true, ..node("back", "192.0.2.3") });
+    let all = DirectNode { sctp: true, tunnels: true, tunnels_sctp: true, ..node("all", "192.0.2.4") };
+    index.apply(all);
     index.update(&input);
     let opens = |node, protocol| {
         index.context.direct.open("198.51.100.1".parse().unwrap(), Some(node), protocol).all.is_some()
@@ -378,5 +383,8 @@ fn a_node_that_does_not_say_so_opens_no_sctp() {
             ],
             [earlier, true]
         );
+        for (node, tunnels) in [("earlier", false), ("present", false), ("back", earlier), ("all", true)] {
+            assert_eq!(opens(node, (Forwarding::Tunnel, protocol)), tunnels, "{node}, {protocol:?}");
+        }
     }
 }

@@ -16,6 +16,7 @@ pub(super) fn lease(node: &str, address: &str, opens: bool) -> DirectNode {
         dispatches: vec![Dispatch::Ipip],
         sctp: false,
         tunnels: true,
+        tunnels_sctp: false,
         addresses: vec![address.parse().unwrap()],
         macs: Vec::new(),
         choice: None,

@@ -14,7 +14,7 @@ use crate::{
     model::Dispatch,
     source::convert::{
         DIRECT_ADDRESSES, DIRECT_CHOICE, DIRECT_DISPATCH, DIRECT_LABEL, DIRECT_MACS, DIRECT_OPENS,
-        DIRECT_PROTOCOLS, DIRECT_REPLY, DIRECT_SENDS, DIRECT_TUNNEL, OPENED_PROTOCOLS,
+        DIRECT_PROTOCOLS, DIRECT_REPLY, DIRECT_SENDS, DIRECT_TUNNEL, DIRECT_TUNNEL_SCTP, OPENED_PROTOCOLS,
     },
 };
 
@@ -68,7 +68,12 @@ impl Leases {
             part.macs.iter().map(|mac| mac.map(|byte| format!("{byte:02x}")).join(":")).collect();
         lease["metadata"]["annotations"][DIRECT_MACS] = macs.join(",").into();
         lease["metadata"]["annotations"][DIRECT_CHOICE] = part.choice.as_str().into();
-        lease["metadata"]["annotations"][DIRECT_REPLY] = DIRECT_TUNNEL.into();
+        let replies = if part.tunnels_sctp {
+            format!("{DIRECT_TUNNEL},{DIRECT_TUNNEL_SCTP}")
+        } else {
+            DIRECT_TUNNEL.into()
+        };
+        lease["metadata"]["annotations"][DIRECT_REPLY] = replies.into();
         if let Some(why) = &part.why_not {
             lease["metadata"]["annotations"][WHY_NOT] = why.as_str().into();
         }
