@@ -234,7 +234,9 @@ fn attached(
     warnings: &mut Vec<String>,
 ) -> Result<Vec<Attached>> {
     let links = Link::all(pinned)?;
-    let nothing = !links.iter().any(|link| link.present && link.hook != LinkHook::Cgroup);
+    let nothing = !links
+        .iter()
+        .any(|link| link.present && !matches!(link.hook, LinkHook::Cgroup | LinkHook::TcDivided));
     let others = PinsLook::at(pin_dir)?.other_versions.join(", ");
     if !others.is_empty() && nothing {
         warnings.push(format!(

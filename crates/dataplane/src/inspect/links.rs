@@ -39,6 +39,8 @@ pub enum LinkHook {
     TcPod,
     /// TC egress there.
     TcPodOut,
+    /// TC ingress of the device where the packets of a divided aggregate of SCTP arrive.
+    TcDivided,
     /// The hook of filters before Linux 6.6.
     Clsact,
     Cgroup,
@@ -54,6 +56,7 @@ impl LinkHook {
             Self::TcEgress => "tc-egress",
             Self::TcPod => "tc-ingress (pod)",
             Self::TcPodOut => "tc-egress (pod)",
+            Self::TcDivided => "tc-ingress (sctp)",
             Self::Clsact => "tc-ingress, tc-egress (clsact)",
             Self::Cgroup => "cgroup",
         }
@@ -116,6 +119,7 @@ fn parse(name: &str, link: &LinkInfo) -> Link {
         Some("egress") => LinkHook::TcEgress,
         Some("pod") => LinkHook::TcPod,
         Some("podout") => LinkHook::TcPodOut,
+        Some("divider") => LinkHook::TcDivided,
         _ => LinkHook::Cgroup,
     };
     let number = parts.next().unwrap_or_default();
@@ -145,6 +149,8 @@ mod tests {
         );
         assert!(link.present);
         assert!(!parse("ingress-4000001-eth0", &LinkInfo::default()).present, "the device is gone");
+        let divided = parse("divider-4000001-tp-sctp1", &on);
+        assert_eq!((divided.hook, divided.target.as_str()), (LinkHook::TcDivided, "tp-sctp1"));
         let cgroup = parse("cgroup-1234-connect4", &on);
         assert_eq!(
             (cgroup.hook, cgroup.ifindex, cgroup.target.as_str()),
