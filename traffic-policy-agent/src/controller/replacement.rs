@@ -51,6 +51,7 @@ impl OtherLayout {
         // The other version's programs at pods' devices have nothing to jump to once its maps are
         // gone.
         pods.follow(path);
+        path.follow_divider();
         self.serves = false;
         self.report(network, health);
         path.forget_others()?;

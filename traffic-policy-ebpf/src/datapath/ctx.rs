@@ -122,6 +122,12 @@ pub trait Skb: Packet {
     fn came_by(self) -> u32;
     /// The mark by which the packet was routed.
     fn mark(self) -> u32;
+    /// Notes a number in the packet, in place of its flow's hash: it stays there while the packet
+    /// passes other devices of this network namespace, and in all packets that the kernel makes of
+    /// it. <https://github.com/torvalds/linux/blob/v6.12/net/core/skbuff.c> (`__copy_skb_header`)
+    fn note_number(self, number: u32);
+    /// The number that [`Self::note_number`] has noted.
+    fn number(self) -> u32;
     /// Whether this node's program of another hook, or of another device, has redirected the packet
     /// here; at egress.
     fn is_redirected(self) -> bool;

@@ -245,10 +245,10 @@ fn send_back<P: Packet, F: Outer>(packet: P, leaving: u32, routed: bool) -> i32 
     packet.send_or_receive(if leaving == 0 { ifindex } else { leaves_by::<F>(ifindex) }, leaving)
 }
 
-/// Returns the device by which an outgoing packet would have left, seen at a device: a packet of a
-/// divided aggregate ([`sctp::divide`][crate::datapath::forward::sctp::divide]) leaves by the one
-/// towards the node in front, `Scratch::outer`, and not by the one where it has arrived, whose
-/// stack would take it for another host's.
+/// Returns the device by which an outgoing packet would have left: the one where it is, `ifindex`,
+/// or where it was before it was divided (`divide` in `forward::sctp`), which `Scratch::outer` has.
+/// Its frame has that one's MAC address, so at any other the stack would take the answer for
+/// another host's.
 #[inline(always)]
 fn leaves_by<F: Family>(ifindex: u32) -> u32 {
     let is_divided = CONFIG.get_ptr(0).is_some_and(|config| get!(config.sctp_divided) == ifindex);

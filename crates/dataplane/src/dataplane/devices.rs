@@ -93,10 +93,12 @@ impl Devices {
     }
 
     /// Forgets devices that an earlier agent attached to and that are not attached to now.
-    pub fn forget_others(&self, maps: &mut Maps) -> Result<()> {
+    /// `divided`: the device where divided packets of SCTP arrive.
+    pub fn forget_others(&self, maps: &mut Maps, divided: Option<u32>) -> Result<()> {
         let present: Vec<u32> = self.attached.keys().copied().collect();
         if let Some(links) = &self.links {
-            device::retain(links, &present)?;
+            let linked: Vec<u32> = present.iter().copied().chain(divided).collect();
+            device::retain(links, &linked)?;
         }
         let described: Vec<u32> = maps.devices.keys().filter_map(Result::ok).collect();
         for ifindex in described {

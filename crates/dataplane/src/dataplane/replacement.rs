@@ -74,7 +74,8 @@ impl Replacement for Dataplane {
     }
 
     fn forget_others(&mut self) -> Result<()> {
-        self.devices.forget_others(&mut self.maps)?;
+        let divided = self.divided();
+        self.devices.forget_others(&mut self.maps, divided)?;
         if let Some(pins) = &self.pins {
             frags::forget_other_kind(&pins.maps(), self.config.mode)?;
         }

@@ -46,7 +46,8 @@ pub(super) struct Divider {
 impl SctpReplies for Dataplane {
     fn follow_divider(&mut self) {
         let waits = self.divider.failed.as_ref().is_some_and(|(_, again)| Instant::now() < *again);
-        if !self.divider.is_wanted || waits || !self.sctp.is_in_place() || self.is_replacing() {
+        let is_of_use = self.divider.is_wanted && self.sctp.is_in_place() && self.opening.is_in_place();
+        if !is_of_use || waits || self.is_replacing() {
             return;
         }
         let Some(links) = self.devices.links_folder().map(Path::to_owned) else { return };
@@ -82,6 +83,11 @@ impl SctpReplies for Dataplane {
 }
 
 impl Dataplane {
+    /// Returns the device with the program.
+    pub(super) fn divided(&self) -> Option<u32> {
+        self.divider.pair.map(|pair| pair.peer)
+    }
+
     /// Takes over the pair of an earlier agent, whose flows go on.
     pub(super) fn take_over_divider(&mut self) {
         self.divider.is_wanted = self.maps.config.load(config::sctp_divider) != 0;

@@ -78,8 +78,7 @@ impl ServiceMaps for Dataplane {
             self.opening.ensure(held, with_them, said);
         }
         // Before other nodes are told that replies of SCTP can go back through them.
-        self.divider.is_wanted |=
-            self.opening.is_in_place() && sctp_divider::is_needed(desired, changes, &self.planner);
+        self.divider.is_wanted |= sctp_divider::is_needed(desired, changes, &self.planner);
         self.follow_divider();
         let mut failed = self.name_addresses(addresses).err();
         let context = Context {

@@ -149,6 +149,7 @@ impl Dataplane {
     pub fn undo(self) {
         if self.pins.as_ref().is_some_and(Pins::is_new) {
             self.devices.detach_filters();
+            remove_divider();
         }
         undo(self.pins.as_ref());
     }
@@ -181,7 +182,7 @@ fn set_up_state(maps: &mut Maps, object: &Ebpf, hz: u32, seed: u64) -> Result<()
 /// An agent is running, or a pin cannot be removed.
 pub fn cleanup(root: &Path) -> Result<Option<Removed>> {
     let kernel = Kernel::running()?;
-    pins::cleanup(root, || {
+    let removed = pins::cleanup(root, || {
         if !kernel.has_tcx() {
             pinned_devices(root).into_iter().for_each(clsact::detach);
             pinned_pods(root).into_iter().for_each(clsact::detach);
@@ -190,10 +191,15 @@ pub fn cleanup(root: &Path) -> Result<Option<Removed>> {
         if let Ok(noted) = noted {
             conntrack_windows::restore(&noted);
         }
-        if let Err(error) = sctp_divider::remove() {
-            tracing::warn!("the device {} cannot be removed: {error}", sctp_divider::NAMES[0]);
-        }
-    })
+    })?;
+    remove_divider();
+    Ok(removed)
+}
+
+fn remove_divider() {
+    if let Err(error) = sctp_divider::remove() {
+        tracing::warn!("the device {} cannot be removed: {error}", sctp_divider::NAMES[0]);
+    }
 }
 
 /// Appends the remedy to the error of a start that the verifier refuses.

@@ -30,6 +30,9 @@ const RTM_GETLINK: u16 = 18;
 const RTM_SETLINK: u16 = 19;
 const IFF_UP: u32 = 0x1;
 const IFF_NOARP: u32 = 0x80;
+const IFF_LOWER_UP: u32 = 0x1_0000;
+/// The flags of a device that is up, and whose peer is.
+const BOTH_UP: u32 = IFF_UP | IFF_LOWER_UP;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
 const IFLA_LINK: u16 = 5;
@@ -65,10 +68,11 @@ pub fn find() -> io::Result<Option<Pair>> {
         let what = format!("the device {} is not the agent's: rename or remove it", NAMES[0]);
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
     }
-    let whole = found.up && !ethtool::offloads(found.index)?.iter().any(|on| OFFLOADS.contains(&on.as_str()));
+    let whole =
+        found.passes && !ethtool::offloads(found.index)?.iter().any(|on| OFFLOADS.contains(&on.as_str()));
     match found.peer {
         Some(peer) if whole => Ok(Some(Pair { divider: found.index, peer })),
-        // An agent was killed while it made the pair, or its peer was moved away.
+        // An agent was killed while it made the pair, or somebody has moved or shut down its peer.
         _ => remove().map(|()| None),
     }
 }
@@ -147,7 +151,8 @@ fn header(index: u32, flags: u32) -> Vec<u8> {
 /// A device with this name, as it is.
 struct Found {
     index: u32,
-    up: bool,
+    /// Whether it and its peer are up.
+    passes: bool,
     alias: String,
     /// The other end of a pair; `None` if it is in another network namespace.
     peer: Option<u32>,
@@ -170,7 +175,7 @@ impl Found {
         let peer = value(attributes, IFLA_LINK).and_then(word);
         Some(Self {
             index: word(payload.get(4..)?)?,
-            up: word(payload.get(8..)?)? & IFF_UP != 0,
+            passes: word(payload.get(8..)?)? & BOTH_UP == BOTH_UP,
             alias: value(attributes, IFLA_IFALIAS).map(text).unwrap_or_default(),
             peer: peer.filter(|_| value(attributes, IFLA_LINK_NETNSID).is_none()),
         })

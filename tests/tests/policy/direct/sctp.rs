@@ -152,6 +152,11 @@ fn their_device_comes_with_a_service_and_goes_with_cleanup() {
     said(&home, "ip", &["link", "delete", DIVIDER]);
     until("the device that somebody has removed", PATIENCE, || has_divider(&home));
     until("the device that divides", PATIENCE, are_off);
+    // Or shuts its peer down, so that nothing would arrive.
+    let passes = || said(&home, "ip", &["link", "show", "dev", DIVIDER]).contains("LOWER_UP");
+    said(&home, "ip", &["link", "set", "tp-sctp1", "down"]);
+    until("the device that passes packets", PATIENCE, || has_divider(&home) && passes());
+    until("the device that divides", PATIENCE, are_off);
     // It outlives the agent, as the flows do.
     cluster.manifests.service(&service("snat")).unwrap();
     cluster.agents[1].kill().unwrap();

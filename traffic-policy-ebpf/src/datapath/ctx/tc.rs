@@ -8,8 +8,8 @@ use aya_ebpf::{
     cty::c_void,
     helpers::{
         bpf_clone_redirect, bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh,
-        bpf_redirect_peer, bpf_skb_adjust_room, bpf_skb_change_head, bpf_skb_change_tail, bpf_skb_load_bytes,
-        bpf_skb_pull_data, bpf_skb_store_bytes, bpf_skb_vlan_pop,
+        bpf_redirect_peer, bpf_set_hash, bpf_skb_adjust_room, bpf_skb_change_head, bpf_skb_change_tail,
+        bpf_skb_load_bytes, bpf_skb_pull_data, bpf_skb_store_bytes, bpf_skb_vlan_pop,
     },
 };
 use traffic_policy_ebpf::abi::{Piece, hook};
@@ -290,6 +290,15 @@ impl<const L2: usize, const SCTP: bool, const POD: bool> Skb for SkBuff<L2, SCTP
     #[inline(always)]
     fn mark(self) -> u32 {
         get!((self.skb).mark)
+    }
+    #[inline(always)]
+    fn note_number(self, number: u32) {
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
+        unsafe { bpf_set_hash(self.skb, number) };
+    }
+    #[inline(always)]
+    fn number(self) -> u32 {
+        get!((self.skb).hash)
     }
     #[inline(always)]
     fn is_redirected(self) -> bool {

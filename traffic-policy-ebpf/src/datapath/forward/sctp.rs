@@ -16,6 +16,7 @@ use super::{
     outer::{self, Outer},
 };
 use crate::datapath::{
+    barrier::opaque,
     ctx::{BY_FRAGMENTS, Packet, Skb},
     forward,
     maps::{CONFIG, NEXTHOPS},
@@ -154,6 +155,21 @@ pub fn was_divided<P: Skb>(packet: P) -> bool {
     CONFIG.get_ptr(0).is_some_and(|config| get!(config.sctp_divided) == packet.ingress())
 }
 
+/// Returns the device by which a reply leaves by the route to the client: the one where it is, or
+/// where it was before it was [divided][divide].
+#[inline(always)]
+pub fn leaves_by<P: Packet>(packet: P) -> u32 {
+    let here = packet.ingress();
+    let Some(skb) = packet.skb() else { return here };
+    if !P::SCTP {
+        return here;
+    }
+    // Both are read at offsets that are numbers in the program: the verifier takes no other ones
+    // into the context.
+    let number = opaque(skb.number() as u64) as u32;
+    if was_divided(skb) { number } else { here }
+}
+
 /// Sends an aggregate as it is to the agent's device that cannot send one (`sctp_divider.rs` of the
 /// agent): the kernel divides it, and the packets arrive at that device's peer, where they pass
 /// this program as if they left here. Their flow is tracked there, and each counts as a reply, as
@@ -166,9 +182,11 @@ pub fn divide<P: Skb, F: Outer>(packet: P) -> Decision {
     let Some(config) = CONFIG.get_ptr(0) else { return Outcome::DroppedInternalError.into() };
     let divider = get!(config.sctp_divider);
     // Somebody may have given the device its offloads back: the packet would go round for ever.
-    if divider == 0 || get!(config.sctp_divided) == packet.ingress() {
+    let here = packet.ingress();
+    if divider == 0 || get!(config.sctp_divided) == here || divider == here {
         return Outcome::DroppedNoRoute.into();
     }
+    packet.note_number(here);
     if P::L2 == 0 && !packet.push_ethernet(F::ETHERTYPE) {
         return Outcome::DroppedInternalError.into();
     }

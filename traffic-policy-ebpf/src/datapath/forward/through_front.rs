@@ -50,6 +50,8 @@ pub fn send<P: Skb, F: Outer, C: Translatable<P, F>>(
         if P::SCTP && !sctp::was_divided(packet) {
             return sctp::divide::<P, F>(packet);
         }
+        // For the answer, which the sender is to get as if it had come by that device.
+        set!(scratch.outer.ifindex = sctp::leaves_by(packet));
         return translatable.mtu_exceeded_to_front(mtu);
     }
     if translatable.is_jumbo() {
@@ -100,7 +102,8 @@ pub fn answer<P: Packet, F: Outer>(packet: P) -> Option<i32> {
 /// room for that.
 #[inline(always)]
 fn find<P: Packet, F: Outer>(packet: P) -> i32 {
-    let known = if F::V6 { known6(packet.ingress()) } else { known4(packet.ingress()) };
+    let ingress = sctp::leaves_by(packet);
+    let known = if F::V6 { known6(ingress) } else { known4(ingress) };
     if known != UNKNOWN {
         return known;
     }

@@ -257,8 +257,12 @@ fn an_aggregate_of_replies_is_divided_before_it_goes_back() {
                 assert_eq!(harness.flows(terms.family), before, "{terms:?}");
                 // One that comes back from there as it was goes there no second time.
                 let here = harness.ifindex(harness::Device::Eth0);
-                harness.change_config(|config| config.sctp_divided = here);
-                harness.input(&aggregate).expect("dropped-no-route");
+                for [divider, divided] in [[DIVIDER, here], [here, DIVIDER]] {
+                    harness.change_config(|config| {
+                        (config.sctp_divider, config.sctp_divided) = (divider, divided);
+                    });
+                    harness.input(&aggregate).expect("dropped-no-route");
+                }
                 // Without a way through the node in front it leaves as it is.
                 harness.run(terms.hook, &Way::Ip.arrives(&open, FRONT, LOCAL.0)).expect("delivered");
                 let translated = sctp(&leaves.source(terms.at(VIP)), CLIENT_TAG, &data(1000));

@@ -13,7 +13,7 @@ use aya::{
 
 use super::{
     super::{introspect, pins::remove_link},
-    Interface, cgroup, divider, drivers, pod, tc,
+    Interface, cgroup, drivers, pod, tc,
     xdp_errors::Refusing,
 };
 use crate::dataplane::{kernel::Kernel, sys};
@@ -263,7 +263,7 @@ pub fn retain(folder: &Path, present: &[u32]) -> Result<usize> {
     let mut removed = 0;
     for entry in fs::read_dir(folder).with_context(|| format!("{} cannot be read", folder.display()))? {
         let path = entry?.path();
-        if cgroup::is_link(&path) || pod::is_link(&path) || divider::is_link(&path) {
+        if cgroup::is_link(&path) || pod::is_link(&path) {
             continue;
         }
         let ifindex = path

@@ -11,6 +11,7 @@ use aya::{
     Ebpf,
     programs::{SchedClassifier, TcAttachType},
 };
+use nix::net::if_::if_indextoname;
 
 use super::{super::pins::remove_link, tc};
 use crate::{
@@ -35,8 +36,11 @@ pub fn attach(object: &mut Ebpf, links: &Path, pair: Pair, kernel: Kernel) -> Re
         .program_mut(PROGRAM)
         .with_context(|| format!("the packet path has no program {PROGRAM}"))?
         .try_into()?;
-    let attached = tc::put(program, NAMES[1], TcAttachType::Ingress, &own, kernel);
-    attached.with_context(|| format!("attaching {PROGRAM} to {} failed", NAMES[1]))
+    // Somebody may have renamed it.
+    let name = if_indextoname(pair.peer).with_context(|| format!("the peer of {} is gone", NAMES[0]))?;
+    let name = name.to_string_lossy();
+    let attached = tc::put(program, &name, TcAttachType::Ingress, &own, kernel);
+    attached.with_context(|| format!("attaching {PROGRAM} to {name} failed"))
 }
 
 /// Whether the program is still on the device, by its link. A filter, which has none, is put there
@@ -48,7 +52,7 @@ pub fn is_intact(object: &Ebpf, links: &Path, pair: Pair) -> bool {
 }
 
 /// Whether a pin is the link of this program.
-pub(super) fn is_link(path: &Path) -> bool {
+fn is_link(path: &Path) -> bool {
     path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(PREFIX))
 }
 
