@@ -47,11 +47,13 @@ pub fn send<P: Skb, F: Outer, C: Translatable<P, F>>(
     }
     let mtu = mtu as u32;
     if translatable.wire_length(packet) > mtu {
-        if P::SCTP && !sctp::was_divided(packet) {
-            return sctp::divide::<P, F>(packet);
+        if P::SCTP {
+            if !sctp::was_divided(packet) {
+                return sctp::divide::<P, F>(packet);
+            }
+            // For the answer, which the sender is to get as if it had come by that device.
+            set!(scratch.outer.ifindex = sctp::leaves_by(packet));
         }
-        // For the answer, which the sender is to get as if it had come by that device.
-        set!(scratch.outer.ifindex = sctp::leaves_by(packet));
         return translatable.mtu_exceeded_to_front(mtu);
     }
     if translatable.is_jumbo() {
