@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use traffic_policy_cluster::model::{Changes, Desired, Protocol};
+use traffic_policy_cluster::model::{Changes, Desired, Protocol, ServicePort, ServicePortKey};
 use traffic_policy_ebpf::abi::jump;
 
 use super::{
@@ -21,12 +21,15 @@ pub(super) fn is_served(held: &Held, folder: Option<&Path>) -> bool {
     held.frontends.keys().any(|id| id.protocol == Protocol::Sctp) || in_place
 }
 
-/// Whether a plan for these changes may write frontends of SCTP.
-pub(super) fn is_concerned(desired: &Desired, changes: &Changes, planner: &Planner) -> bool {
-    if planner.is_first() {
-        desired.ports.keys().any(|key| key.protocol == Protocol::Sctp)
-    } else {
-        let mut keys = changes.ports.iter();
-        keys.any(|key| key.protocol == Protocol::Sctp && desired.ports.contains_key(key))
-    }
+/// Whether a plan for these changes may write frontends of SCTP for such a Service port.
+pub(super) fn is_concerned(
+    desired: &Desired,
+    changes: &Changes,
+    planner: &Planner,
+    such: impl Fn(&ServicePort) -> bool,
+) -> bool {
+    let is_such = |key: &ServicePortKey| {
+        key.protocol == Protocol::Sctp && desired.ports.get(key).is_some_and(|port| such(port))
+    };
+    if planner.is_first() { desired.ports.keys().any(is_such) } else { changes.ports.iter().any(is_such) }
 }

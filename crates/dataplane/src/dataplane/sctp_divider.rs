@@ -13,11 +13,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use traffic_policy_cluster::model::{Changes, Desired, Forwarding, Protocol, ServicePort};
 
-use super::{
-    Dataplane, bpf::attach::divider, maps::mmap::config, replacement::Replacement as _, sync::plan::Planner,
-};
+use super::{Dataplane, bpf::attach::divider, maps::mmap::config, replacement::Replacement as _};
 use crate::node::sctp_divider::{self, Pair};
 
 /// The time after which a pair that could not be made is tried again.
@@ -107,17 +104,5 @@ impl Dataplane {
         };
         divider::attach(&mut self.object, links, pair, self.devices.kernel())?;
         Ok(pair)
-    }
-}
-
-/// Whether a Service of SCTP has replies that go back through the node in front. Where the planner
-/// has planned before, only `changes` are looked at.
-pub(super) fn is_needed(desired: &Desired, changes: &Changes, planner: &Planner) -> bool {
-    let tunnels = |port: &ServicePort| port.forwarding == Forwarding::Tunnel;
-    if planner.is_first() {
-        desired.ports.iter().any(|(key, port)| key.protocol == Protocol::Sctp && tunnels(port))
-    } else {
-        let mut keys = changes.ports.iter().filter(|key| key.protocol == Protocol::Sctp);
-        keys.any(|key| desired.ports.get(key).is_some_and(|port| tunnels(port)))
     }
 }

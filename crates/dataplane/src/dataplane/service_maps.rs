@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::Result;
-use traffic_policy_cluster::model::{Changes, Desired, Limits};
+use traffic_policy_cluster::model::{Changes, Desired, Forwarding, Limits};
 
 use super::{
     Dataplane,
@@ -18,7 +18,7 @@ use super::{
     maps::keys::RemovedEndpoint,
     nexthop::{Changed, NextHops as _},
     sctp,
-    sctp_divider::{self, SctpReplies as _},
+    sctp_divider::SctpReplies as _,
     sync::{
         apply,
         budget::{Capacity, Lack},
@@ -65,7 +65,7 @@ impl ServiceMaps for Dataplane {
         }
         let compares_all = self.compares_all();
         // Before any frontend of it is written.
-        if sctp::is_concerned(desired, changes, &self.planner) {
+        if sctp::is_concerned(desired, changes, &self.planner, |_| true) {
             let held = (&mut self.object, &mut self.maps, &mut self.programs);
             let with_them = |held| Selection { sctp: true, ..held };
             self.sctp.ensure(held, with_them, ["SCTP is served", "SCTP is not served"]);
@@ -78,7 +78,8 @@ impl ServiceMaps for Dataplane {
             self.opening.ensure(held, with_them, said);
         }
         // Before other nodes are told that replies of SCTP can go back through them.
-        self.divider.is_wanted |= sctp_divider::is_needed(desired, changes, &self.planner);
+        self.divider.is_wanted |=
+            sctp::is_concerned(desired, changes, &self.planner, |port| port.forwarding == Forwarding::Tunnel);
         self.follow_divider();
         let mut failed = self.name_addresses(addresses).err();
         let context = Context {

@@ -11,6 +11,7 @@ mod outer_errors;
 mod outer_reply_errors;
 mod pieces;
 mod sctp;
+mod sctp_tunnel;
 mod states;
 mod tunnel;
 mod udp;

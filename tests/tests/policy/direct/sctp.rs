@@ -153,9 +153,13 @@ fn their_device_comes_with_a_service_and_goes_with_cleanup() {
     until("the device that somebody has removed", PATIENCE, || has_divider(&home));
     until("the device that divides", PATIENCE, are_off);
     // Or shuts its peer down, so that nothing would arrive.
-    let passes = || said(&home, "ip", &["link", "show", "dev", DIVIDER]).contains("LOWER_UP");
+    // Not by its name, which there is not at each moment: the agent makes the pair anew.
+    let passes = || {
+        let links = said(&home, "ip", &["-oneline", "link", "show"]);
+        links.lines().any(|link| link.contains(DIVIDER) && link.contains("LOWER_UP"))
+    };
     said(&home, "ip", &["link", "set", "tp-sctp1", "down"]);
-    until("the device that passes packets", PATIENCE, || has_divider(&home) && passes());
+    until("the device that passes packets", PATIENCE, passes);
     until("the device that divides", PATIENCE, are_off);
     // It outlives the agent, as the flows do.
     cluster.manifests.service(&service("snat")).unwrap();
